@@ -1,0 +1,1 @@
+"""Submit LLM inference jobs to Headrace."""

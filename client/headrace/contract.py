@@ -1,0 +1,293 @@
+"""The job contract: what a producer sends, and what every door answers.
+
+All times are timezone-aware UTC. All durations end in their unit (`_s`, `_ms`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+MAX_PROMPT_CHARS = 2_000_000
+"""No context of any supported model holds more text than this."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")]
+JobId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class Priority(StrEnum):
+    """How urgent a job is. `wire.broker_priority` is the one place that maps it to numbers."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class JobStatus(StrEnum):
+    """Where a job stands. `ledger.states` holds the transitions between these."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (JobStatus.QUEUED, JobStatus.RUNNING)
+
+
+class Reason(StrEnum):
+    """Why a job ended without succeeding: `Job.error.code`."""
+
+    INVALID_REQUEST = "invalid_request"
+    MODEL_NOT_FOUND = "model_not_found"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    TEMPLATE_ERROR = "template_error"
+    ENGINE_ERROR = "engine_error"
+    TIME_LIMIT = "time_limit"
+    DEAD_LETTER = "dead_letter"
+    CANCELLED = "cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, StringConstraints(max_length=MAX_PROMPT_CHARS)]
+
+
+Finite = Field(allow_inf_nan=False)
+
+
+class JobRequest(BaseModel):
+    """What to generate, and how the job is to be treated.
+
+    Exactly one of `prompt` (text, or token ids) and `messages` is given. Sampling parameters carry
+    the names and meanings of OpenAI's and vLLM's APIs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    model: Name
+    prompt: (
+        Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARS)]
+        | Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+        | None
+    ) = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)] | None = None
+
+    max_tokens: Annotated[
+        int, Field(ge=0, strict=True, description="Most tokens to generate; 0 gives an empty text")
+    ] = 256
+    min_tokens: Annotated[int, Field(ge=0, strict=True, description="Nothing ends the text before this many")] = 0
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, description="0 is greedy")] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="0 keeps the likeliest token only")] = (
+        1.0
+    )
+    top_k: Annotated[int, Field(ge=-1, strict=True, description="-1 and 0 keep every token")] = 0
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    seed: Annotated[
+        int | None, Field(ge=0, lt=2**63, strict=True, description="Drawn when the job is accepted, if absent")
+    ] = None
+    stop: (
+        Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+        | Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=1000)]], Field(max_length=16)]
+        | None
+    ) = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=64)] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+
+    stream: Annotated[bool, Field(description="Publish tokens as they are produced, not only changes of state")] = True
+    priority: Priority = Priority.NORMAL
+    deadline: Annotated[
+        AwareDatetime | None, Field(description="After it the job never starts, and stops if it runs")
+    ] = None
+    ttl_s: Annotated[
+        float | None, Field(gt=0, le=30 * 86400, allow_inf_nan=False, description="A deadline, from now")
+    ] = None
+    idempotency_key: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
+    tenant: Name = "default"
+    metadata: Annotated[
+        dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
+        Field(max_length=16),
+    ] = {}
+    max_attempts: Annotated[int, Field(ge=1, le=100, strict=True)] = 3
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give exactly one of 'prompt' and 'messages'")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})")
+        if self.deadline is not None and self.ttl_s is not None:
+            raise ValueError("give at most one of 'deadline' and 'ttl_s'")
+        return self
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, whatever form it came in."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def deadline_from(self, now: datetime) -> datetime | None:
+        """The moment after which the job is not wanted, counting `ttl_s` from `now`."""
+        return now + timedelta(seconds=self.ttl_s) if self.ttl_s is not None else self.deadline
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what was asked, without the idempotency key: equal for equal work."""
+        body = self.model_dump(mode="json", exclude={"idempotency_key"})
+        return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class Usage(BaseModel):
+    """Token counts, under OpenAI's names."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class JobResult(BaseModel):
+    """What was generated. A job that was stopped early keeps the part that it had."""
+
+    text: str
+    token_ids: list[int] = []
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    stop_reason: str | int | None = None
+    """The stop string or token id that ended the text; None for the model's own end or a length."""
+    usage: Usage = Usage()
+
+
+class Timings(BaseModel):
+    """Where the time of a job went, in milliseconds; names as in vLLM's request metrics where it has one.
+
+    `queue_time_ms` runs from acceptance to the engine's admission, on the ledger's clock and then
+    the worker's; all others are differences of one process's monotonic clock.
+    """
+
+    queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    """From the engine's receipt of the request to its first token."""
+    prefill_time_ms: float | None = None
+    """From admission to the first token."""
+    generation_time_ms: float | None = None
+    """From admission to the last token."""
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+    commit_time_ms: float | None = None
+    """From the last token to the ledger's commit of the result."""
+    total_time_ms: float | None = None
+    """From acceptance to commit."""
+    cached_tokens: int = 0
+    preemptions: int = 0
+    attempts: int = 0
+    mean_batch_size: float | None = None
+    """Sequences in the engine's steps that this job took part in, averaged over those steps."""
+    max_batch_size: int | None = None
+    worker: str | None = None
+    device: str | None = None
+    model_revision: str | None = None
+
+
+class JobError(BaseModel):
+    """Why a job did not succeed."""
+
+    code: Reason
+    message: str
+
+
+class JobUrls(BaseModel):
+    self: str
+    events: str
+    cancel: str
+    retry: str
+
+
+class Job(BaseModel):
+    """A job as every door shows it."""
+
+    id: str
+    object: Literal["job"] = "job"
+    model: str
+    status: JobStatus
+    priority: Priority
+    tenant: str
+    metadata: dict[str, str] = {}
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    deadline: datetime | None = None
+    attempt: int = 0
+    max_attempts: int = 3
+    cancel_requested: bool = False
+    worker: str | None = None
+    result: JobResult | None = None
+    error: JobError | None = None
+    timings: Timings | None = None
+    urls: JobUrls | None = None
+
+
+class JobPage(BaseModel):
+    """A page of jobs, newest first; `after=last_id` asks for the next one."""
+
+    object: Literal["list"] = "list"
+    data: list[Job]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
+
+
+class ModelCard(BaseModel):
+    """What the door has to know of a model to refuse a bad request without loading it."""
+
+    id: Name
+    """The alias that jobs name."""
+    revision: str
+    """Hash that changes with the weights, the tokenizer or the template."""
+    max_seq_len: int
+    """Most tokens of prompt and output together."""
+    vocab_size: int
+    chat: bool
+    """Whether the model has a chat template."""
+
+
+class ErrorBody(BaseModel):
+    """The inside of `{"error": ...}`, in OpenAI's form."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+def new_job_id(now_s: float | None = None) -> str:
+    """A UUIDv7 (RFC 9562): unique, and sorted by the time it was made."""
+    ms = int((time.time() if now_s is None else now_s) * 1000)
+    rand = int.from_bytes(os.urandom(10), "big")
+    value = (ms & (2**48 - 1)) << 80 | 0x7 << 76 | (rand >> 68) << 64 | 0b10 << 62 | rand & (2**62 - 1)
+    return str(uuid.UUID(int=value))
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def job_kwargs(request: JobRequest) -> dict[str, Any]:
+    """The request as JSON-ready keyword arguments, without the fields that were left at their defaults."""
+    return request.model_dump(mode="json", exclude_unset=True)

@@ -1,0 +1,38 @@
+"""Events of a job, as they stand in its Redis stream and travel over SSE.
+
+An entry's id (`<ms>-<n>`) is the SSE event id, so `Last-Event-ID` replays from the broker. The
+`offset` of a token event counts the characters of output before its text in this attempt; a `state`
+event with status `running` starts an attempt at offset 0 again, and the seed of a job is fixed when
+it is accepted, so a reader that skips what it already has sees one continuous text.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, TypeAdapter
+
+from headrace.contract import Job, JobStatus
+
+
+class StateEvent(BaseModel):
+    """The job entered `status`. A terminal one carries the whole job when read through the HTTP door."""
+
+    event: Literal["state"] = "state"
+    status: JobStatus
+    attempt: int = 0
+    job: Job | None = None
+
+
+class TokenEvent(BaseModel):
+    """Text was appended to the output."""
+
+    event: Literal["token"] = "token"
+    attempt: int
+    offset: int
+    text: str
+    token_ids: list[int] = []
+
+
+JobEvent = Annotated[StateEvent | TokenEvent, Field(discriminator="event")]
+job_event: TypeAdapter[StateEvent | TokenEvent] = TypeAdapter(JobEvent)

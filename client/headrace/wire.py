@@ -1,0 +1,80 @@
+"""What goes over the broker: names, priorities, and the one Celery configuration that every process shares.
+
+The visibility timeout must be equal in every process that touches the broker, because any of them
+may hand back the messages that it believes to be lost. So no process builds its own configuration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.contract import Priority
+
+TASK_GENERATE = "headrace.generate"
+QUEUE_PREFIX = "headrace."
+VISIBILITY_TIMEOUT_S = 60
+"""After this long a message that nobody renews is handed out again. Workers renew theirs every quarter of it."""
+
+_BROKER_PRIORITY = {Priority.HIGH: 0, Priority.NORMAL: 3, Priority.LOW: 6}
+"""On Redis 0 is served first. Each value is one of the transport's `priority_steps`."""
+
+
+def broker_priority(priority: Priority) -> int:
+    return _BROKER_PRIORITY[priority]
+
+
+def queue_name(model: str) -> str:
+    """The queue whose workers hold `model`."""
+    return QUEUE_PREFIX + model
+
+
+def stream_key(job_id: str) -> str:
+    """Redis stream of a job's events: entries with the field `event` (a JSON object, see `headrace.events`)."""
+    return f"headrace:events:{job_id}"
+
+
+DONE_CHANNEL = "headrace:done"
+"""Redis pub/sub channel; each message is the id of a job that has just reached a terminal state."""
+
+STREAM_TTL_S = 3600
+"""How long a job's event stream is kept after its last event; the ledger keeps the outcome."""
+
+
+def celery_config(broker_url: str) -> dict[str, Any]:
+    """Celery settings common to producers, relay, Flower and workers."""
+    return {
+        "broker_url": broker_url,
+        "result_backend": broker_url,
+        "result_expires": 3600,
+        "broker_transport_options": {
+            "visibility_timeout": VISIBILITY_TIMEOUT_S,
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 1,
+            "queue_order_strategy": "priority",
+            "priority_steps": [0, 3, 6, 9],
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+        },
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_channel_error_retry": True,
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "event_serializer": "json",
+        "accept_content": ["json"],
+        "task_send_sent_event": True,
+        "worker_send_task_events": True,
+        "enable_utc": True,
+        "timezone": "UTC",
+    }
+
+
+def message_options(job_id: str, model: str, priority: Priority) -> dict[str, Any]:
+    """Options of `send_task` for one job. The prompt shows in no header and no event."""
+    return {
+        "task_id": job_id,
+        "queue": queue_name(model),
+        "priority": broker_priority(priority),
+        "argsrepr": "-",
+        "kwargsrepr": f"job {job_id}",
+    }

@@ -1,0 +1,1 @@
+"""The inference engine: `from engine import LLM`. Knows nothing of Celery, HTTP or SQL."""

@@ -1,0 +1,77 @@
+"""What a host of the engine (the worker, `LLM`, a test) may call, and what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.request import EngineRequest, RequestOutput, TokenDelta
+
+
+class EngineListener(Protocol):
+    """Receives what the engine does. Called on the engine's thread; must return at once and not raise."""
+
+    def on_admitted(self, request_id: str, admitted_s: float) -> None:
+        """The request took its slot and its first pages. Once for each request."""
+        ...
+
+    def on_tokens(self, deltas: Sequence[TokenDelta]) -> None:
+        """The output of one step, for all requests that gained text or tokens."""
+        ...
+
+    def on_finished(self, outputs: Sequence[RequestOutput]) -> None:
+        """Requests that ended, aborted ones included. Their pages are free already. Once for each request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters and gauges; a consistent snapshot from between two steps."""
+
+    running: int
+    waiting: int
+    max_num_seqs: int
+    pages_total: int
+    pages_free: int
+    steps: int
+    last_step_s: float
+    """Monotonic moment at which the last step ended."""
+    prompt_tokens: int
+    generation_tokens: int
+    preemptions: int
+    max_batch_size: int
+    """Most sequences that one step has held."""
+    requests_finished: dict[str, int]
+    """By finish reason."""
+
+
+class EngineHost(Protocol):
+    """An engine on its own thread (`engine.thread.EngineThread`)."""
+
+    def start(self) -> None: ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request from any thread. Never blocks.
+
+        A request that can't run (see `RequestRefused`) ends through `on_finished` with reason `error`.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request at the next step, from any thread; `on_finished` reports it. Unknown ids are ignored."""
+        ...
+
+    def set_max_num_seqs(self, n: int) -> None:
+        """Admission cap from now on; running requests are not touched."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant of scheduler or memory is broken. Between steps only."""
+        ...
+
+    def stop(self) -> None:
+        """Abort what runs, end the thread, release everything. Safe to call twice."""
+        ...

@@ -1,0 +1,141 @@
+"""The protocol that every implementation of the operations fulfils.
+
+Shapes: T tokens of the step, R requests of the step, S rows to sample, H query heads, G key/value
+heads (H is a multiple of G), D head size, P pages of the pool, B page size in tokens, V vocabulary.
+Index tensors are int32, contiguous. The residual stream is float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where the tokens of one step stand: a variable-length batch of prefill chunks and decode tokens.
+
+    Request r owns the rows `query_start[r] : query_start[r + 1]`; they are the last of its
+    `context_len[r]` tokens. Page j of its context is `block_table[r, j]`; unused entries are 0.
+    """
+
+    positions: Tensor
+    """[T] position of each token in its sequence."""
+    slots: Tensor
+    """[T] where each token's key and value go: page * page_size + offset."""
+    query_start: Tensor
+    """[R + 1] first row of each request."""
+    context_len: Tensor
+    """[R] tokens of each request up to and with its last row here."""
+    block_table: Tensor
+    """[R, most pages of a request]."""
+    max_query: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Shape of one layer's share of the KV pool."""
+
+    pages: int
+    page_size: int
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+
+
+class Linear(Protocol):
+    """A weight in the form that its implementation likes best."""
+
+    out_features: int
+    in_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] of the model's dtype -> [T, out] of the same dtype. A row depends on no other row's values."""
+        ...
+
+
+class Kernels(Protocol):
+    """One device's implementation."""
+
+    name: str
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Pack a weight [out, in] and an optional bias [out]."""
+        ...
+
+    def new_kv(self, spec: KVSpec, device: torch.device) -> Any:
+        """One layer's keys and values for all pages, in a layout that only this implementation reads."""
+        ...
+
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        """[V, hidden], [T] -> [T, hidden] float32."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
+        """[T, hidden] float32 -> [T, hidden] of `out_dtype`; the mean square in float32."""
+        ...
+
+    def add_rms_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Add x [T, hidden] to the residual [T, hidden] float32; return the new residual and its norm."""
+        ...
+
+    def rotary_kv_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        meta: AttentionMetadata,
+        kv: Any,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        norm_eps: float = 1e-6,
+    ) -> Tensor:
+        """Normalise (optional, per head), rotate q [T, H, D] and k [T, G, D], write k and v [T, G, D] to their slots.
+
+        `cos_sin` is [max_seq_len, 2, D / 2] float32; halves are rotated as in GPT-NeoX. Returns the rotated q.
+        """
+        ...
+
+    def paged_attention(self, q: Tensor, kv: Any, meta: AttentionMetadata, scale: float) -> Tensor:
+        """Causal attention of q [T, H, D] over each request's pages -> [T, H, D]."""
+        ...
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 * inner] -> silu(first half) * second half, [T, inner]."""
+        ...
+
+    def copy_pages(self, kv: Any, source: Tensor, target: Tensor) -> None:
+        """Copy pages `source` [n] onto pages `target` [n]."""
+        ...
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        """Choose a token for each row of logits [S, V] float32 -> [S] int64.
+
+        Greedy rows take the lowest id of the greatest logit, whatever else is in the batch. The
+        random number of a sampled row depends on its (seed, position) alone.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Sampling parameters of the S rows of a step. Plain sequences: most rows of most steps are greedy."""
+
+    temperature: tuple[float, ...]
+    """0 for greedy rows."""
+    top_k: tuple[int, ...]
+    """0 keeps all."""
+    top_p: tuple[float, ...]
+    min_p: tuple[float, ...]
+    seed: tuple[int, ...]
+    position: tuple[int, ...]
+    """Position in the sequence of the token to be chosen."""
+    banned: tuple[tuple[int, ...], ...]
+    """Token ids masked to -inf in each row: ends of text before `min_tokens`, padded vocabulary."""

