@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kernels.sampling import SamplingBatch
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
@@ -122,20 +124,3 @@ class Kernels(Protocol):
         random number of a sampled row depends on its (seed, position) alone.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingBatch:
-    """Sampling parameters of the S rows of a step. Plain sequences: most rows of most steps are greedy."""
-
-    temperature: tuple[float, ...]
-    """0 for greedy rows."""
-    top_k: tuple[int, ...]
-    """0 keeps all."""
-    top_p: tuple[float, ...]
-    min_p: tuple[float, ...]
-    seed: tuple[int, ...]
-    position: tuple[int, ...]
-    """Position in the sequence of the token to be chosen."""
-    banned: tuple[tuple[int, ...], ...]
-    """Token ids masked to -inf in each row: ends of text before `min_tokens`, padded vocabulary."""
