@@ -47,30 +47,32 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, kernels: Kernels, dtype: torch.dtype) -> None:
         self.spec = spec
+        self.kernels = kernels
+        self.dtype = dtype
         self._weights = weights
-        self._kernels = kernels
-        self._dtype = dtype
         self._scale = 1 / math.sqrt(spec.head_size)
 
     def forward(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
         """Tokens [T] and the KV pool of each layer -> logits float32 [S, V] of `rows` [S]."""
-        kernels, spec, weights = self._kernels, self.spec, self._weights
-        meta = kernels.prepare(meta, self._dtype)
+        kernels, spec, weights = self.kernels, self.spec, self._weights
+        meta = kernels.prepare(meta, self.dtype)
         residual = kernels.embed(weights.embedding, token_ids)
-        x = kernels.rms_norm(residual, weights.layers[0].attn_norm, spec.norm_eps, self._dtype)
+        x = kernels.rms_norm(residual, weights.layers[0].attn_norm, spec.norm_eps, self.dtype)
         for i, layer in enumerate(weights.layers):
             x = self._attention(layer, x, meta, kv[i])
-            residual, x = kernels.add_rms_norm(residual, x, layer.mlp_norm, spec.norm_eps, self._dtype)
+            residual, x = kernels.add_rms_norm(residual, x, layer.mlp_norm, spec.norm_eps, self.dtype)
             x = layer.down(kernels.silu_and_mul(layer.gate_up(x)))
             if i + 1 < spec.layers:
                 norm = weights.layers[i + 1].attn_norm
-                residual, x = kernels.add_rms_norm(residual, x, norm, spec.norm_eps, self._dtype)
+                residual, x = kernels.add_rms_norm(residual, x, norm, spec.norm_eps, self.dtype)
+        if not len(rows):
+            return x.new_empty(0, weights.head.out_features, dtype=torch.float32)
         residual, x = residual.index_select(0, rows), x.index_select(0, rows)
-        _, x = kernels.add_rms_norm(residual, x, weights.norm, spec.norm_eps, self._dtype)
+        _, x = kernels.add_rms_norm(residual, x, weights.norm, spec.norm_eps, self.dtype)
         return weights.head(x).float()
 
     def _attention(self, layer: Layer, x: Tensor, meta: AttentionMetadata, kv: Any) -> Tensor:
-        kernels, spec = self._kernels, self.spec
+        kernels, spec = self.kernels, self.spec
         qkv = layer.qkv(x).view(len(x), -1, spec.head_size)
         q = kernels.rotary_kv_write(
             qkv, self._weights.cos_sin, meta, kv, layer.q_norm, layer.k_norm, norm_eps=spec.norm_eps

@@ -1,66 +1,33 @@
-"""Models in GGUF files: specification and weights. Dequantised at load, by the `gguf` package."""
+"""A model in one GGUF file. No torch here: `gguf_weights` reads the tensors."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import cached_property
+from pathlib import Path
 
-from engine.model.gguf_header import GGUFHeader
+from engine.model.gguf_header import CorruptGGUF, GGUFHeader
+from engine.model.gguf_text import text_from_gguf
 from engine.model.spec import ModelSpec, spec_from_gguf
+from text.bundle import TextBundle
 
-_LAYER_NAMES = {
-    "attn_norm": "attn_norm",
-    "mlp_norm": "ffn_norm",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "o": "attn_output",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
-_NAMES = {
-    "embedding": "token_embd.weight",
-    "head": "output.weight",
-    "norm": "output_norm.weight",
-    "rope_factors": "rope_freqs.weight",
-}
+EMBEDDING = "token_embd.weight"
 
 
-class GGUFWeights:
-    """`engine.model.weights.Weights` over a GGUF file."""
+class GGUFFile:
+    """A GGUF file, opened."""
 
-    def __init__(self, header: GGUFHeader, spec: ModelSpec) -> None:
-        self._header = header
-        self._spec = spec
+    def __init__(self, path: Path) -> None:
+        self.header = GGUFHeader(path)
+        self.files = [path]
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and file_name(name) in self._header.tensors
+    @cached_property
+    def spec(self) -> ModelSpec:
+        header = self.header
+        if EMBEDDING not in header.tensors:
+            raise CorruptGGUF(f"{header.path} has no tensor {EMBEDDING}: it is not a language model")
+        rows = header.tensors[EMBEDDING].shape[0]
+        return spec_from_gguf(header.metadata, frozenset(header.tensors), vocab_rows=rows)
 
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = torch.from_numpy(self._header.dequantize(file_name(name)))
-        part = name.partition(".")[2].removesuffix(".bias")
-        if self._spec.architecture == "llama" and part in ("q", "k"):
-            return unpermute(tensor, self._spec.heads if part == "q" else self._spec.kv_heads)
-        return tensor
-
-
-def file_name(name: str) -> str:
-    """The name in a GGUF file of a tensor with a canonical name."""
-    if name in _NAMES:
-        return _NAMES[name]
-    layer, part, *bias = name.split(".")
-    return f"blk.{layer}.{_LAYER_NAMES[part]}.{'bias' if bias else 'weight'}"
-
-
-def unpermute(tensor: Tensor, heads: int) -> Tensor:
-    """Undo what llama.cpp's converter does to the rows of q and k: pairs side by side -> halves."""
-    return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-
-
-def read_spec(header: GGUFHeader) -> ModelSpec:
-    return spec_from_gguf(
-        header.metadata, frozenset(header.tensors), vocab_rows=header.tensors[_NAMES["embedding"]].shape[0]
-    )
+    @cached_property
+    def text(self) -> TextBundle:
+        return text_from_gguf(self.header.metadata)
