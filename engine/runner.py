@@ -43,7 +43,9 @@ class TorchModel:
         spec, text = files.spec, files.text
         if spec.window_tokens is not None and spec.window_tokens < min(spec.context_len, config.max_seq_len):
             logger.warning(
-                "%s attends over a window of %d tokens: its context is limited to that", config.model, spec.window_tokens
+                "%s attends over a window of %d tokens: its context is limited to that",
+                config.model,
+                spec.window_tokens,
             )
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
@@ -107,7 +109,8 @@ class TorchModel:
             list(tables),
         ]  # fmt: skip
         flat = torch.tensor(list(itertools.chain.from_iterable(parts)), dtype=torch.int32).to(self._device)
-        token_ids, positions, slots, query_start, context_len, rows, block_table = flat.split([len(p) for p in parts])
+        ends = list(itertools.accumulate(len(part) for part in parts))
+        token_ids, positions, slots, query_start, context_len, rows, block_table = flat.tensor_split(ends[:-1])
         meta = AttentionMetadata(
             positions=positions,
             slots=slots,

@@ -48,7 +48,7 @@ class ReferenceKernels:
     name = "reference"
 
     def __init__(self, device: torch.device) -> None:
-        self._packs = device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._packs = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if self._packs and _onednn_has(weight.dtype):
@@ -88,8 +88,7 @@ class ReferenceKernels:
     ) -> Tensor:
         kv_heads, head_size = kv.keys.shape[2:]
         heads = qkv.shape[1] - 2 * kv_heads
-        qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
-        qk = qk.float()
+        qk, v = qkv[:, : heads + kv_heads].float(), qkv[:, heads + kv_heads :]
         if q_norm is not None and k_norm is not None:
             weight = torch.cat([q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)])
             qk = functional.rms_norm(qk, (head_size,), None, norm_eps).mul_(weight)

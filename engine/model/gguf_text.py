@@ -62,14 +62,16 @@ def text_from_gguf(metadata: Mapping[str, Any]) -> TextBundle:
     pre = PRE_TOKENIZERS.get(family)
     if kind != "gpt2" or pre is None:
         raise UnsupportedModel(
-            f"this GGUF file has a tokenizer of kind {kind!r}, pre-tokenizer {family!r}; supported are kind 'gpt2' with "
-            f"{', '.join(PRE_TOKENIZERS)}. Use the model's Hugging Face directory instead."
+            f"this GGUF file has a tokenizer of kind {kind!r}, pre-tokenizer {family!r}; supported are kind 'gpt2' "
+            f"with {', '.join(PRE_TOKENIZERS)}. Use the model's Hugging Face directory instead."
         )
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     types: list[int] = metadata.get("tokenizer.ggml.token_type") or [gguf.TokenType.NORMAL] * len(tokens)
     bos, eos = (_token(metadata, tokens, name) for name in ("bos", "eos"))
     return TextBundle(
-        tokenizer_json=json.dumps(_tokenizer(pre, tokens, types, metadata["tokenizer.ggml.merges"]), ensure_ascii=False),
+        tokenizer_json=json.dumps(
+            _tokenizer(pre, tokens, types, metadata["tokenizer.ggml.merges"]), ensure_ascii=False
+        ),
         chat_template=metadata.get("tokenizer.chat_template"),
         bos_token=bos,
         eos_token=eos,
@@ -85,7 +87,8 @@ def _token(metadata: Mapping[str, Any], tokens: list[str], name: str) -> str | N
 
 
 def _eos_token_ids(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[int, ...]:
-    named = {metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    named = {int(metadata[key]) for key in keys if key in metadata}
     control = (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED)
     known = {i for i, token in enumerate(tokens) if types[i] in control and token in TURN_ENDS}
     return tuple(sorted(named | known))

@@ -167,4 +167,4 @@ def _ids(generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> set
     eos = generation_config.get("eos_token_id", config.get("eos_token_id"))
     if eos is None:
         return set()
-    return {eos} if isinstance(eos, int) else set(eos)
+    return {int(token) for token in (eos if isinstance(eos, list) else [eos])}
