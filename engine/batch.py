@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kernels.sampling import SamplingBatch
@@ -28,6 +28,8 @@ class Batch:
     sample_rows: list[int]
     """[S] rows of the flat batch whose logits are wanted"""
     sampling: SamplingBatch
+    known_tokens: list[list[int]] = field(default_factory=list)
+    """[R] every token of each request, its context and what may come after it; read only, valid for this step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class ModelInfo:
     context_len: int
     """The model's own limit, tokens."""
     vocab_size: int
+    """Ids that may be sampled: the model cuts its logits to so many columns, however many rows its head has."""
     kv_bytes_per_token: int
     """Over all layers, keys and values."""
     text: TextBundle
