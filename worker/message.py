@@ -56,6 +56,11 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
             super().revoked()
         return False
 
+    def forget_hearsay(self) -> None:
+        """Drop a revocation that only this worker's memory knows of: the ledger has its own, and may have retried."""
+        if self.revocation is not None and not (self.revocation.terminated or self.revocation.expired):
+            self.revocation = None
+
     def terminate(self, pool: Any, signal: Any = None) -> None:
         signum = platform_signals.signum(signal or TERM_SIGNAME)
         self._announce_revoked("terminated", True, signum, False)

@@ -24,6 +24,7 @@ from celery.worker import state
 from greenlet import GreenletExit
 from kombu.asynchronous import get_event_loop
 
+from engine.request import EngineRequest, RequestOutput
 from settings import get_settings
 from worker.message import JobMessage
 from worker.services import Services, start_services
@@ -56,6 +57,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         """By task id."""
         self.settled: list[str] = []
         """Delivery tags of finished jobs; `worker.lease` makes sure that the broker has forgotten them."""
+        self._generating: dict[str, Callable[[RequestOutput], None]] = {}
         self._pids = itertools.count(FIRST_PID)
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -81,7 +83,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         hub.call_repeatedly(1.0, self._check_engine)
 
     def _check_engine(self) -> None:
-        if not self.services.engine.alive() and state.should_stop is None:
+        if not self.services.engine.healthy and state.should_stop is None:
             log.critical("the engine's thread has died: handing the jobs back and leaving")
             state.should_stop = EX_FAILURE
 
@@ -117,7 +119,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         if slot is not None:
             self.post(self._redelivered, slot, message)
             return slot
-        slot = self.slots[message.id] = Slot(self.services, next(self._pids), message, self.post)
+        slot = self.slots[message.id] = Slot(self, next(self._pids), message)
         self.post(slot.begin, lambda: self._run(slot, target, args))
         return slot
 
@@ -171,6 +173,20 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         if hard_s:
             self.stop_after(slot, hard_s, Cause.TIME_LIMIT, f"time limit of {hard_s:g} s exceeded")
         message.on_accepted(slot.pid, time.monotonic())
+
+    def enter(self, request: EngineRequest, done: Callable[[RequestOutput], None]) -> None:
+        """Give a request to the engine; `done` gets its output once its pages are free."""
+        self._generating[request.id] = done
+        try:
+            self.services.engine.submit(request)
+        except BaseException:
+            del self._generating[request.id]
+            raise
+
+    def finished(self, output: RequestOutput) -> None:
+        done = self._generating.pop(output.request_id, None)
+        if done is not None:
+            done(output)
 
     def admitted(self, job_id: str) -> None:
         slot = self.find(job_id)
@@ -248,7 +264,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         give_up_s: float | None = None
         while self.slots:
             now = time.monotonic()
-            leaving = state.should_terminate is not None or not self.services.engine.alive()
+            leaving = state.should_terminate is not None or not self.services.engine.healthy
             if give_up_s is None and (leaving or now >= (self._drain_until_s or 0.0)):
                 give_up_s = now + PATIENCE_S
                 log.warning("handing back %d jobs", len(self.slots))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import states
 from celery.exceptions import TaskRevokedError
@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 
 from engine.request import FinishReason, RequestOutput
 from headrace.contract import JobStatus, Reason
-from ledger.contract import ClaimResult, Outcome, Verdict
+from ledger.contract import ClaimResult, Verdict
 from worker.draft import ClaimedJob, Draft, ended, refused, stopped
 from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
 from worker.generation import Generation
@@ -47,7 +47,7 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
         return finish(slot, refused(job, services.identity, Reason.ENGINE_ERROR, "the worker failed; see its log"))
 
 
-def reject(slot: Slot, exc: Malformed, raw: str) -> None:
+def reject(slot: Slot, exc: Malformed, raw: str) -> NoReturn:
     """Record a message that is no job as a failed one, and fail."""
     services = slot.services
     job_id = rejected_id(slot.task_id)
@@ -57,7 +57,7 @@ def reject(slot: Slot, exc: Malformed, raw: str) -> None:
     fail(slot, exc.reason, str(exc))
 
 
-def turned_away(slot: Slot, result: ClaimResult) -> None:
+def turned_away(slot: Slot, result: ClaimResult) -> NoReturn:
     """The claim was not granted: the ledger has ended the job already, or somebody else has it."""
     match result.verdict:
         case Verdict.CANCELLED:
@@ -87,7 +87,7 @@ def work(slot: Slot, job: ClaimedJob) -> Draft:
     if slot.stop is not None:
         return halted(slot, job, slot.stop, None)
     if job.remaining_s is not None:
-        services.stop_after(slot, job.remaining_s, Cause.EXPIRED, "the deadline passed while the job ran")
+        slot.pool.stop_after(slot, job.remaining_s, Cause.EXPIRED, "the deadline passed while the job ran")
     services.telemetry.begin(job.lease.job_id, job.lease.attempt, job.request.stream)
     output = slot.generate(job.engine_request())
     if slot.stop is not None and slot.stop.cause is Cause.LOST:
@@ -96,6 +96,10 @@ def work(slot: Slot, job: ClaimedJob) -> Draft:
         # Without a stop of ours the engine itself gave up: another worker may do better.
         stop = slot.stop or Stop(Cause.HAND_BACK, "the engine stopped", time.monotonic())
         return halted(slot, job, stop, output)
+    if output.finish_reason is FinishReason.ERROR and not services.engine.healthy:
+        # Perhaps this very job broke the engine. Its attempt stays counted: the lease runs out, and the ledger decides.
+        services.writer.forget(job.lease.job_id)
+        raise Dropped(f"job {job.lease.job_id}: the engine failed, its lease will run out")
     return ended(job, services.identity, output)
 
 
@@ -129,24 +133,20 @@ def finish(slot: Slot, draft: Draft) -> Generation:
         generation = Generation(job_id, outcome.result, outcome.timings)
         store(slot, states.SUCCESS, generation)
         return generation
-    return conclude(slot, outcome)
-
-
-def conclude(slot: Slot, outcome: Outcome) -> Generation:
-    """End a job that did not succeed, in Celery's terms."""
     if outcome.status is JobStatus.CANCELLED:
         revoke(slot, "terminated")
     fail(slot, outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
-    raise AssertionError("unreachable")
 
 
-def fail(slot: Slot, reason: Reason, message: str) -> None:
+def fail(slot: Slot, reason: Reason, message: str) -> NoReturn:
+    """FAILURE in Celery, with the reason."""
     failure = JobFailed.because(reason, message)
     store(slot, states.FAILURE, failure)
     raise failure
 
 
-def revoke(slot: Slot, why: str) -> None:
+def revoke(slot: Slot, why: str) -> NoReturn:
+    """REVOKED in Celery."""
     store(slot, states.REVOKED, TaskRevokedError(why))
     raise Revoked(why)
 
@@ -156,10 +156,6 @@ def store(slot: Slot, state: str, value: Any) -> None:
     if not slot.message.wants_result:
         return
     services, task_id = slot.services, slot.task_id
-    backend = services.app.backend
-
-    def write() -> None:
-        services.app.backend.store_result(task_id, value, state)
-
-    del backend
-    slot.park(lambda done: services.telemetry.result(write, done))
+    slot.park(
+        lambda done: services.telemetry.result(lambda: services.app.backend.store_result(task_id, value, state), done)
+    )

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from greenlet import getcurrent, greenlet
 
 if TYPE_CHECKING:
+    from engine.request import EngineRequest, RequestOutput
     from worker.message import JobMessage
+    from worker.pool import EnginePool
     from worker.services import Services
 
 T = TypeVar("T")
@@ -41,8 +43,8 @@ class Stop:
 class Slot:
     """One delivery that is being worked on. Lives on the hub thread only."""
 
-    def __init__(self, services: Services, pid: int, message: JobMessage, post: Callable[..., None]) -> None:
-        self.services = services
+    def __init__(self, pool: EnginePool, pid: int, message: JobMessage) -> None:
+        self.pool = pool
         self.pid = pid
         self.task_id: str = message.id
         self.message = message
@@ -53,8 +55,11 @@ class Slot:
         self.stop: Stop | None = None
         self.timers: list[Any] = []
         self.greenlet: Any = None
-        self._post = post
         self._ticket: object | None = None
+
+    @property
+    def services(self) -> Services:
+        return self.pool.services
 
     def begin(self, body: Callable[[], None]) -> None:
         """Run `body` in a greenlet of the slot's own until it parks for the first time."""
@@ -68,11 +73,19 @@ class Slot:
         An exception given as the value is raised here.
         """
         ticket = self._ticket = object()
-        start(lambda value: self._post(self._resume, ticket, value))
+        start(lambda value: self.pool.post(self._resume, ticket, value))
         value = self.greenlet.parent.switch()
         if isinstance(value, Exception):
             raise value
         return cast("T", value)
+
+    def generate(self, request: EngineRequest) -> RequestOutput:
+        """Park until the engine is done with the request, in whatever way."""
+        self.in_engine = True
+        try:
+            return self.park(lambda done: self.pool.enter(request, done))
+        finally:
+            self.in_engine = False
 
     def _resume(self, ticket: object, value: object) -> None:
         if self._ticket is ticket:
