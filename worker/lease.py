@@ -49,6 +49,19 @@ class LeasedQoS(transport.QoS):
             self._delivered.clear()
 
 
+class JobChannel(transport.Channel):
+    """A channel whose reader outlives what isn't even a message."""
+
+    QoS = LeasedQoS
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            log.error("something on the queue was no message and is gone: %s", type(exc).__name__)
+            return True
+
+
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Stamps the messages that are held, and shows that this worker consumes."""
 
@@ -57,7 +70,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
     def __init__(self, c: Any, **options: Any) -> None:
         super().__init__(c, **options)
         LeasedQoS.pool = c.pool
-        transport.Channel.QoS = LeasedQoS
+        transport.Transport.Channel = JobChannel
         self._timer: Any = None
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:

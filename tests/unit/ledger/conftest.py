@@ -72,7 +72,9 @@ class Desk:
 
     def failed(self, **fields: Any) -> str:
         lease = self.running(**fields)
-        assert self.ledger.commit([Outcome(lease, JobStatus.FAILED, reason=Reason.ENGINE_ERROR, message="no")]) == [True]
+        assert self.ledger.commit([Outcome(lease, JobStatus.FAILED, reason=Reason.ENGINE_ERROR, message="no")]) == [
+            True
+        ]
         return lease.job_id
 
     def lapse(self, *job_ids: str) -> None:
