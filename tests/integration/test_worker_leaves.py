@@ -113,7 +113,10 @@ def test_importing_the_application_loads_no_torch() -> None:
 
 
 def test_headrace_worker_is_celery_with_everything_set(workplace: Workplace) -> None:
-    code = "from settings import settings_with; from worker.main import run_worker; run_worker(settings_with(model={'model_path': 'fake', 'max_num_seqs': 3}))"
+    code = (
+        "from settings import settings_with; from worker.main import run_worker; "
+        "run_worker(settings_with(model={'model_path': 'fake', 'max_num_seqs': 3}))"
+    )
     env = {
         "HEADRACE_REDIS_URL": workplace.broker_url,
         "HEADRACE_DATABASE_URL": workplace.database_url,

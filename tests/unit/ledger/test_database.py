@@ -133,7 +133,9 @@ def test_a_lasting_mistake_is_not_run_again(migrated_url: str) -> None:
 
     def work(connection: Connection) -> None:
         tries.append(1)
-        connection.execute(sa.text("INSERT INTO outbox (job_id, topic, due_at) VALUES ('none', 'publish', '2026-01-01')"))
+        connection.execute(
+            sa.text("INSERT INTO outbox (job_id, topic, due_at) VALUES ('none', 'publish', '2026-01-01')")
+        )
 
     with pytest.raises(IntegrityError):
         data.write(work)

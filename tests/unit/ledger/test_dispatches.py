@@ -110,9 +110,7 @@ def test_the_reaper_works_in_bounded_batches(ledger: Ledger, desk: Any) -> None:
     assert [ledger.reap(2), ledger.reap(2), ledger.reap(2), ledger.reap(2)] == [2, 2, 1, 0]
 
 
-def test_a_job_that_loses_worker_after_worker_is_published_later_each_time(
-    ledger: Ledger, desk: Any, sql: Any
-) -> None:
+def test_a_job_that_loses_worker_after_worker_is_published_later_each_time(ledger: Ledger, desk: Any, sql: Any) -> None:
     """llm-d-async 391: retries are spaced, and go behind fresh traffic."""
     job_id = desk.queued(max_attempts=9)
     drop_outbox(ledger)
