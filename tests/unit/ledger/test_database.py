@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from headrace.contract import JobRequest
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
 from ledger import Ledger, database, migrate
 from ledger.contract import LedgerUnavailable
 from ledger.database import Database, ledger_url
-from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from headrace.contract import JobRequest, JobStatus, Reason
+
 from ledger import Ledger, deliveries
 from ledger.contract import Claim, Lease, Outcome, Verdict
 from ledger.database import Database

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from headrace.contract import JobStatus, Reason
+
 from ledger import Ledger, dispatches
 from ledger.contract import Dispatch, Topic
 
@@ -119,7 +120,7 @@ def test_a_job_that_loses_worker_after_worker_is_published_later_each_time(ledge
         desk.lapse(job_id)
         ledger.reap()
         assert bool(ledger.outbox(10)) == (attempt == 1)
-    assert 0 == dispatches.backoff_s(1)
+    assert dispatches.backoff_s(1) == 0
     assert 1.5 <= dispatches.backoff_s(2) <= 2.5
     assert dispatches.backoff_s(99) <= 75
 
