@@ -12,12 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from celery.utils.log import get_logger
-from headrace.contract import JobStatus, ModelCard, Reason
+from headrace.contract import Job, JobStatus, ModelCard, Reason
 
 from ledger.contract import Claim, ClaimResult, Lease, LedgerProtocol, LedgerUnavailable, Outcome, Verdict
 from worker.draft import Draft
@@ -74,11 +74,10 @@ class Backlog:
     rejections: list[Order[Rejection, None]] = field(default_factory=list)
     cancellations: list[Cancellation] = field(default_factory=list)
     claims: list[Order[Claim, ClaimResult]] = field(default_factory=list)
+    lookups: list[Order[str, Job | None]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return (
-            len(self.commits) + len(self.releases) + len(self.rejections) + len(self.cancellations) + len(self.claims)
-        )
+        return sum(len(getattr(self, kind.name)) for kind in fields(self))
 
 
 class Writer(threading.Thread):
@@ -130,6 +129,10 @@ class Writer(threading.Thread):
 
     def cancel(self, job_ids: Sequence[str], running: bool) -> None:
         self._inbox.put(lambda: self._backlog.cancellations.append(Cancellation(tuple(job_ids), running)))
+
+    def look(self, job_id: str, done: Done[Job | None]) -> None:
+        """Read a job."""
+        self._inbox.put(lambda: self._backlog.lookups.append(Order(job_id, done)))
 
     def forget(self, job_id: str) -> None:
         """Renew this job's lease no longer."""
@@ -265,6 +268,7 @@ class Writer(threading.Thread):
             self._cancel(backlog.cancellations[0])
             backlog.cancellations.pop(0)
         self._flush(backlog.claims, self._claim)
+        self._flush(backlog.lookups, lambda ids: [self._ledger.get(job_id) for job_id in ids])
 
     def _flush(self, orders: list[Order[A, R]], write: Callable[[list[A]], list[R]]) -> None:
         """Write orders in batches; once a batch fails, one at a time, so that only the bad one is told so."""
