@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.scheduler import Chunk
+from engine.sequence import Sequence as Tokens
 from kernels.sampling import SamplingBatch
 from text.bundle import TextBundle
 
@@ -28,6 +31,8 @@ class Batch:
     sample_rows: list[int]
     """[S] rows of the flat batch whose logits are wanted"""
     sampling: SamplingBatch
+    known_tokens: list[list[int]] = field(default_factory=list)
+    """[R] every token of each request, its context and what may come after it; read only, valid for this step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class ModelInfo:
     context_len: int
     """The model's own limit, tokens."""
     vocab_size: int
+    """Ids that may be sampled: the model cuts its logits to so many columns, however many rows its head has."""
     kv_bytes_per_token: int
     """Over all layers, keys and values."""
     text: TextBundle
@@ -61,3 +67,62 @@ class Model(Protocol):
     def close(self) -> None:
         """Release weights and KV."""
         ...
+
+
+def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
+    """The flat form of a plan's chunks. Lists of the sequences are referred to, not copied."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    query_start = [0]
+    sample_rows: list[int] = []
+    sampled: list[Tokens] = []
+    for sequence, start, end in chunks:
+        tokens = sequence.tokens
+        if end - start == 1:
+            token_ids.append(tokens[start])
+            positions.append(start)
+            slots.append(sequence.pages[start // page_size] * page_size + start % page_size)
+        else:
+            token_ids += tokens[start:end]
+            positions += range(start, end)
+            slots += _slots(sequence.pages, start, end, page_size)
+        query_start.append(len(token_ids))
+        if end == len(tokens):
+            sample_rows.append(len(token_ids) - 1)
+            sampled.append(sequence)
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        query_start=query_start,
+        context_len=[chunk.end for chunk in chunks],
+        block_tables=[chunk.sequence.pages for chunk in chunks],
+        sample_rows=sample_rows,
+        sampling=_sampling(sampled),
+        known_tokens=[chunk.sequence.tokens for chunk in chunks],
+    )
+
+
+def _slots(pages: list[int], start: int, end: int, page_size: int) -> Iterator[int]:
+    while start < end:
+        page, offset = divmod(start, page_size)
+        count = min(page_size - offset, end - start)
+        first = pages[page] * page_size + offset
+        yield from range(first, first + count)
+        start += count
+
+
+def _sampling(sequences: list[Tokens]) -> SamplingBatch:
+    if not sequences:
+        return SamplingBatch((), (), (), (), (), (), ())
+    temperature, top_k, top_p, min_p, seed = zip(*[sequence.sampling for sequence in sequences], strict=True)
+    return SamplingBatch(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        position=tuple([len(sequence.tokens) for sequence in sequences]),
+        banned=tuple([sequence.banned for sequence in sequences]),
+    )
