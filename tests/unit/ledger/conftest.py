@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from headrace.contract import JobRequest, JobResult, JobStatus, Reason, Usage
-
 from ledger import Ledger, migrate
 from ledger.contract import Claim, Lease, Outcome, Verdict
 from ledger.database import make_engine
