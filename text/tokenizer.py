@@ -11,9 +11,6 @@ from text.bundle import TextBundle
 from text.chat import ChatTemplate
 from text.pieces import PieceBytes
 
-LONG_CHARS = 4096
-"""From here on a text is encoded as a batch of one, the only call that lets other threads run meanwhile."""
-
 
 class Tokenizer:
     """A model's tokenizer and chat template. Safe to share between threads."""
@@ -53,6 +50,6 @@ class Tokenizer:
         return self._tokenizer.token_to_id(token)
 
     def _encode(self, text: str) -> list[int]:
-        if len(text) < LONG_CHARS:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        # Unlike `encode`, this one lets other threads run, and takes no account of offsets.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return encoding.ids
