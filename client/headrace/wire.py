@@ -34,7 +34,7 @@ def stream_key(job_id: str) -> str:
 
 
 def worker_key(name: str) -> str:
-    """Redis key that a worker keeps alive while it consumes: a JSON object with its `model` and when (`at`, ISO 8601)."""
+    """Redis key that a worker keeps alive while it consumes: a JSON object with its `model` and the time (`at`)."""
     return f"{WORKER_KEY_PREFIX}{name}"
 
 
