@@ -42,7 +42,7 @@ def current(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
     from cli.instance import instance_settings
     from ledger import migrate
 
-    present, needed = migrate.revisions(instance_settings().ledger_url)
+    present, needed = migrate.current(instance_settings().ledger_url), migrate.head()
     if as_json:
         print_json({"current": present, "needed": needed, "up_to_date": present == needed})
         return
@@ -58,5 +58,4 @@ def _url() -> str:
 def _print_current(url: str) -> None:
     from ledger import migrate
 
-    present, _ = migrate.revisions(url)
-    out.print(f"the ledger is at revision {present or 'base (empty)'}")
+    out.print(f"the ledger is at revision {migrate.current(url) or 'base (empty)'}")

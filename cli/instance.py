@@ -50,6 +50,7 @@ def sole(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "up.lock").open("a") as lock:
         _take(lock, home)
+        _state_file(home).unlink(missing_ok=True)
         try:
             yield
         finally:

@@ -6,7 +6,6 @@ import json
 from enum import IntEnum
 from typing import Any
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -50,7 +49,7 @@ def print_failure(failure: Failure) -> None:
 class Group(TyperGroup):
     """Turns expected failures anywhere below it into a message and an exit code."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Failure as failure:

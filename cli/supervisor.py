@@ -96,8 +96,8 @@ class Child:
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        with self.log.open("a", encoding="utf-8") as log:
-            for raw in process.stdout:
+        with process.stdout as output, self.log.open("a", encoding="utf-8") as log:
+            for raw in output:
                 text = raw.decode("utf-8", "replace").rstrip()
                 log.write(text + "\n")
                 log.flush()

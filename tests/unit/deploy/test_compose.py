@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
 import jsonschema
 import pytest
 import typer.main
@@ -47,24 +46,24 @@ def test_the_schema_refuses_what_compose_refuses() -> None:
 
 @pytest.mark.parametrize("name", [BASE, GPU])
 def test_every_command_parses(name: str) -> None:
-    command = typer.main.get_command(app)
     for service, spec in load(name)["services"].items():
         if service in OURS and "command" in spec:
-            parse(command, list(spec["command"]))
+            parse(list(spec["command"]))
 
 
-def parse(command: click.Command, args: list[str]) -> None:
-    """Parse a command line down to its leaf without running it."""
-    context = command.make_context(command.name, args, resilient_parsing=False)
-    if isinstance(command, click.Group):
-        name, sub, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-        assert sub is not None, f"no command {name}"
-        parse(sub, rest)
+def parse(arguments: list[str]) -> None:
+    """Parse a command line down to its leaf without running it. Raises what the command line would."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        name, *arguments = arguments
+        assert name in command.commands, f"no command {name}"
+        command = command.commands[name]
+    command.make_context(command.name, arguments)
 
 
 def test_parse_refuses_an_unknown_option() -> None:
-    with pytest.raises(click.UsageError):
-        parse(typer.main.get_command(app), ["api", "--listen", "0.0.0.0"])
+    with pytest.raises(Exception, match="No such option"):
+        parse(["api", "--listen", "0.0.0.0"])
 
 
 @pytest.mark.parametrize("name", [BASE, GPU])
