@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from engine.scheduler import Chunk
+from engine.sequence import Sequence as Tokens
 from kernels.sampling import SamplingBatch
 from text.bundle import TextBundle
 
@@ -28,6 +31,8 @@ class Batch:
     sample_rows: list[int]
     """[S] rows of the flat batch whose logits are wanted"""
     sampling: SamplingBatch
+    known_tokens: list[list[int]] = field(default_factory=list)
+    """[R] every token of each request, its context and what may come after it; read only, valid for this step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class ModelInfo:
     context_len: int
     """The model's own limit, tokens."""
     vocab_size: int
+    """Ids that may be sampled: the model cuts its logits to so many columns, however many rows its head has."""
     kv_bytes_per_token: int
     """Over all layers, keys and values."""
     text: TextBundle
@@ -61,3 +67,53 @@ class Model(Protocol):
     def close(self) -> None:
         """Release weights and KV."""
         ...
+
+
+def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
+    """The flat form of a plan's chunks. Lists of the sequences are referred to, not copied."""
+    batch = Batch([], [], [], [0], [], [], [], _NOTHING_SAMPLED, [])
+    sampled = []
+    for chunk in chunks:
+        sequence, start, end = chunk
+        if end - start == 1:
+            page, offset = divmod(start, page_size)
+            batch.token_ids.append(sequence.tokens[start])
+            batch.positions.append(start)
+            batch.slots.append(sequence.pages[page] * page_size + offset)
+        else:
+            batch.token_ids.extend(sequence.tokens[start:end])
+            batch.positions.extend(range(start, end))
+            batch.slots.extend(_slots(sequence.pages, start, end, page_size))
+        batch.query_start.append(len(batch.token_ids))
+        batch.context_len.append(end)
+        batch.block_tables.append(sequence.pages)
+        batch.known_tokens.append(sequence.tokens)
+        if end == len(sequence.tokens):
+            batch.sample_rows.append(len(batch.token_ids) - 1)
+            sampled.append(sequence)
+    return replace(batch, sampling=_sampling(sampled)) if sampled else batch
+
+
+_NOTHING_SAMPLED = SamplingBatch((), (), (), (), (), (), ())
+
+
+def _slots(pages: list[int], start: int, end: int, page_size: int) -> Iterator[int]:
+    while start < end:
+        page, offset = divmod(start, page_size)
+        count = min(page_size - offset, end - start)
+        first = pages[page] * page_size + offset
+        yield from range(first, first + count)
+        start += count
+
+
+def _sampling(sequences: list[Tokens]) -> SamplingBatch:
+    temperature, top_k, top_p, min_p, seed = zip(*[sequence.sampling for sequence in sequences], strict=True)
+    return SamplingBatch(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        position=tuple([len(sequence.tokens) for sequence in sequences]),
+        banned=tuple([sequence.banned for sequence in sequences]),
+    )

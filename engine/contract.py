@@ -44,10 +44,17 @@ class EngineStats:
     """Most sequences that one step has held."""
     requests_finished: dict[str, int]
     """By finish reason."""
+    failure: str | None = None
+    """What ended the engine's loop; every request fails from then on. None while it is healthy."""
 
 
 class EngineHost(Protocol):
     """An engine on its own thread (`engine.thread.EngineThread`)."""
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine's loop has failed (`EngineStats.failure`). It doesn't recover: replace the process."""
+        ...
 
     def start(self) -> None: ...
 

@@ -19,4 +19,7 @@ class SamplingBatch:
     position: tuple[int, ...]
     """Position in the sequence of the token to be chosen."""
     banned: tuple[tuple[int, ...], ...]
-    """Token ids masked to -inf in each row: ends of text before `min_tokens`, padded vocabulary."""
+    """Token ids masked to -inf in each row: ends of text before `min_tokens`.
+
+    Ids past the vocabulary are not listed: the model cuts its logits to `ModelInfo.vocab_size`.
+    """

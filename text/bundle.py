@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import zlib
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,11 @@ class TextBundle:
     """Ids at or above it are never sampled, even if the head has more rows."""
 
     def to_bytes(self) -> bytes:
-        """Compressed JSON, for the model cache and the ledger."""
-        raise NotImplementedError
+        """Compressed JSON, for the model cache and the ledger; equal bundles give equal bytes."""
+        return zlib.compress(json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TextBundle:
-        raise NotImplementedError
+        """The inverse of `to_bytes`."""
+        fields = json.loads(zlib.decompress(data))
+        return cls(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})

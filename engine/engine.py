@@ -1,0 +1,305 @@
+"""The engine: requests in, one step at a time, outputs out. Usable without a thread, a queue or a database."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.batch import Model, build_batch
+from engine.config import EngineConfig
+from engine.contract import EngineStats
+from engine.generation import Generation
+from engine.memory import PagePool
+from engine.request import (
+    EngineRequest,
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+    RequestRefused,
+    SamplingParams,
+    TokenDelta,
+)
+from engine.scheduler import Chunk, Plan, Scheduler
+from engine.sequence import RowSampling
+from engine.sequence import Sequence as Tokens
+from text.limits import PromptRefused, check_prompt, most_tokens
+from text.tokenizer import Tokenizer
+
+DEFAULT_KV_CACHE_BYTES = 2**30
+GREEDY_BELOW = 1e-5
+"""Temperatures under it choose the likeliest token."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did: who was admitted for the first time, what was added to outputs, who ended."""
+
+    admitted: tuple[tuple[str, float], ...]
+    """Request id and monotonic moment."""
+    deltas: tuple[TokenDelta, ...]
+    finished: tuple[RequestOutput, ...]
+
+
+class Engine:
+    """Schedules requests over one model and commits what it returns.
+
+    Not thread-safe, but for `prepare`. Endings, whatever their cause, are reported by the next `step`;
+    their pages are free before that.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._tokenizer = Tokenizer(model.info.text)
+        pages = (config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES) // (model.info.kv_bytes_per_token * config.page_size)
+        if pages < 1:
+            raise ValueError(
+                f"kv_cache_bytes={config.kv_cache_bytes} holds no page of {config.page_size} tokens"
+                f" at {model.info.kv_bytes_per_token} bytes each"
+            )
+        pool = PagePool(pages, config.page_size)
+        self.max_seq_len = min(config.max_seq_len, model.info.context_len, pool.capacity_tokens)
+        """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
+        self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._live: dict[str, Generation] = {}
+        self._deltas: list[TokenDelta] = []
+        self._finished: list[RequestOutput] = []
+        self._arrivals = 0
+        self._steps = 0
+        self._last_step_s = time.monotonic()
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._preemptions = 0
+        self._max_batch_size = 0
+        self._finish_counts: Counter[str] = Counter()
+        model.allocate_kv(pages, config.page_size)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def add(self, request: EngineRequest) -> None:
+        """Take a request, or raise `RequestRefused`."""
+        self.enter(self.prepare(request, time.monotonic()))
+
+    def prepare(self, request: EngineRequest, arrived_s: float) -> Generation:
+        """Tokenise a request and check it against the model's limits. Touches no state: any thread may call it."""
+        params = request.params
+        try:
+            tokens = check_prompt(
+                self._tokenizer,
+                prompt=request.prompt,
+                messages=request.messages,
+                max_tokens=params.max_tokens,
+                max_seq_len=self.max_seq_len,
+                stop_token_ids=params.stop_token_ids,
+            )
+        except PromptRefused as refused:
+            raise RequestRefused(refused.code, str(refused), refused.param) from refused
+        own_ends = () if params.ignore_eos else self._tokenizer.eos_token_ids
+        sequence = Tokens(
+            id=request.id,
+            tokens=tokens,
+            prompt_tokens=len(tokens),
+            max_len=len(tokens) + most_tokens(len(tokens), params.max_tokens, self.max_seq_len),
+            priority=request.priority,
+            sampling=row_sampling(params),
+            end_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
+            ends_from=len(tokens) + params.min_tokens,
+        )
+        return Generation(request, sequence, self._tokenizer, arrived_s)
+
+    def enter(self, generation: Generation) -> None:
+        """Take a prepared request."""
+        if generation.id in self._live:
+            raise ValueError(f"request {generation.id} is in the engine already")
+        sequence = generation.sequence
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        if sequence.max_len == sequence.prompt_tokens:
+            self._end(generation, FinishReason.LENGTH)
+            return
+        self._scheduler.add(sequence)
+        self._live[generation.id] = generation
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request and free its pages; the next step reports it. Unknown ids are ignored."""
+        generation = self._live.get(request_id)
+        if generation is not None:
+            self._end(generation, FinishReason.ABORT)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        scheduler = self._scheduler
+        waiting = len(scheduler.waiting) > 0 and scheduler.max_num_seqs > 0
+        return bool(scheduler.running or waiting or self._finished)
+
+    def step(self) -> StepResult:
+        """Compute the next tokens of whoever is to run, and report everything since the last step."""
+        plan = self._scheduler.plan()
+        now_s = time.monotonic()
+        admitted = self._note(plan, now_s)
+        if plan.chunks:
+            self._run(plan.chunks)
+            self._steps += 1
+            self._last_step_s = time.monotonic()
+        return self.report(admitted)
+
+    def report(self, admitted: tuple[tuple[str, float], ...] = ()) -> StepResult:
+        """What has not been reported yet, without computing anything."""
+        result = StepResult(admitted, tuple(self._deltas), tuple(self._finished))
+        self._deltas.clear()
+        self._finished.clear()
+        return result
+
+    def abort_all(self) -> None:
+        """Drop every request, as `abort` does."""
+        for request_id in tuple(self._live):
+            self.abort(request_id)
+
+    def abandon(self, error: str) -> StepResult:
+        """Fail every request without trusting the scheduler; for a host that gives the engine up after a fault."""
+        scheduler = self._scheduler
+        self._scheduler = Scheduler(
+            PagePool(scheduler.pool.total, scheduler.pool.page_size), 0, scheduler.max_num_batched_tokens
+        )
+        for generation in tuple(self._live.values()):
+            self._scheduler.waiting.push(generation.sequence)
+            self._end(generation, FinishReason.ERROR, error, "engine_error")
+        return self.report()
+
+    def set_max_num_seqs(self, n: int) -> None:
+        """Admission cap from now on; running requests are not touched."""
+        self._scheduler.max_num_seqs = n
+
+    def refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> RequestOutput:
+        """The output of a request that can't run."""
+        return self._outside(request, arrived_s, FinishReason.ERROR, str(refused), refused.code)
+
+    def aborted(self, request: EngineRequest, arrived_s: float) -> RequestOutput:
+        """The output of a request that was dropped before it entered."""
+        return self._outside(request, arrived_s, FinishReason.ABORT)
+
+    def _outside(
+        self,
+        request: EngineRequest,
+        arrived_s: float,
+        reason: FinishReason,
+        error: str | None = None,
+        code: str | None = None,
+    ) -> RequestOutput:
+        self._finish_counts[reason.value] += 1
+        now_s = time.monotonic()
+        metrics = RequestMetrics(arrived_s, None, None, None, now_s)
+        return RequestOutput(request.id, (), (), "", reason, None, metrics, error, code)
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            max_num_seqs=scheduler.max_num_seqs,
+            pages_total=scheduler.pool.total,
+            pages_free=scheduler.pool.free_pages,
+            steps=self._steps,
+            last_step_s=self._last_step_s,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            preemptions=self._preemptions,
+            max_batch_size=self._max_batch_size,
+            requests_finished=dict(self._finish_counts),
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant of scheduler or memory is broken."""
+        self._scheduler.check()
+        scheduled = {*(s.id for s in self._scheduler.running), *(s.id for s in self._scheduler.waiting)}
+        assert scheduled == set(self._live), "the scheduler and the engine know different requests"
+
+    def close(self) -> None:
+        """Release the model. The engine is of no use afterwards."""
+        self._model.close()
+
+    def _note(self, plan: Plan, now_s: float) -> tuple[tuple[str, float], ...]:
+        """Count a plan's admissions and preemptions; the first admissions are reported."""
+        first = []
+        for sequence in plan.admitted:
+            generation = self._live[sequence.id]
+            if generation.admitted_s is None:
+                generation.admitted_s = now_s
+                self._prompt_tokens += sequence.prompt_tokens
+                first.append((sequence.id, now_s))
+        self._preemptions += len(plan.preempted)
+        return tuple(first)
+
+    def _run(self, chunks: Sequence[Chunk]) -> None:
+        """Execute and commit. If the model raises, halves are tried until the request at fault is alone, and fails."""
+        groups = [chunks]
+        while groups:
+            group = groups.pop()
+            try:
+                tokens = self._execute(group)
+            except Exception as error:
+                if len(group) > 1:
+                    middle = len(group) // 2
+                    groups += [group[middle:], group[:middle]]
+                else:
+                    generation = self._live[group[0].sequence.id]
+                    self._end(generation, FinishReason.ERROR, f"{type(error).__name__}: {error}", "engine_error")
+                continue
+            self._commit(group, tokens)
+
+    def _execute(self, chunks: Sequence[Chunk]) -> list[int]:
+        batch = build_batch(chunks, self._config.page_size)
+        tokens = self._model.execute(batch)
+        if len(tokens) != len(batch.sample_rows):
+            raise RuntimeError(f"the model returned {len(tokens)} tokens for {len(batch.sample_rows)} rows")
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self._model.info.vocab_size):
+            raise RuntimeError("the model returned a token outside its vocabulary")
+        return tokens
+
+    def _commit(self, chunks: Sequence[Chunk], tokens: list[int]) -> None:
+        now_s = time.monotonic()
+        size = len(chunks)
+        self._max_batch_size = max(self._max_batch_size, size)
+        self._generation_tokens += len(tokens)
+        new = iter(tokens)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            generation = self._live[sequence.id]
+            generation.count_step(size)
+            samples = chunk.samples
+            sequence.computed = chunk.end
+            if samples:
+                self._deltas.append(generation.append(next(new), now_s))
+                if generation.finish_reason is not None:
+                    self._retire(generation)
+
+    def _end(
+        self, generation: Generation, reason: FinishReason, error: str | None = None, code: str | None = None
+    ) -> None:
+        """End a request for a reason that is not its own last token."""
+        delta = generation.end(reason)
+        if delta is not None:
+            self._deltas.append(delta)
+        self._retire(generation, error, code)
+
+    def _retire(self, generation: Generation, error: str | None = None, code: str | None = None) -> None:
+        if self._live.pop(generation.id, None) is not None:
+            self._scheduler.remove(generation.sequence)
+        assert generation.finish_reason is not None
+        self._finish_counts[generation.finish_reason.value] += 1
+        self._finished.append(generation.output(time.monotonic(), error, code))
+
+
+def row_sampling(params: SamplingParams) -> RowSampling:
+    """The parameters in the sampler's terms; a seed is drawn if none was given."""
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    greedy = params.temperature < GREEDY_BELOW or params.top_k == 1 or params.top_p == 0
+    if greedy:
+        return RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    return RowSampling(params.temperature, max(params.top_k, 0), params.top_p, params.min_p, seed)

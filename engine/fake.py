@@ -1,0 +1,160 @@
+"""A model without weights, for tests of everything around a model: `fake`, or `fake:step_s=0.01,context_len=512`.
+
+The next token is a pure function of the last token and its position, and makes words of small
+letters. It never ends a text by itself. Marks in the prompt, N counted in tokens after the mark:
+
+    <<eos:N>>     the end of text is chosen at N
+    <<raise:N>>   every step that holds the request raises once it knows N tokens after the mark
+    <<die:N>>     as above, but the process kills itself
+
+`:N` may be left out and is 0 then. The model keeps the token of each slot as its KV, and checks in
+each step that a request's context, read through its block table, is what the request knows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from engine.batch import Batch, Model, ModelInfo
+from text.bundle import TextBundle
+
+_OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int}
+_SPECIAL = ("<|end|>", "<|system|>", "<|developer|>", "<|user|>", "<|assistant|>", "<|tool|>")
+END_ID = 256
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_MARK = re.compile(r"<<(eos|raise|die)(?::(\d+))?>>")
+
+
+def fake_text() -> TextBundle:
+    """A vocabulary of the 256 bytes, each its own id, and six special tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE({char: byte for byte, char in _byte_chars()}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    return TextBundle(
+        tokenizer_json=tokenizer.to_str(),
+        chat_template=_TEMPLATE,
+        bos_token=None,
+        eos_token=_SPECIAL[0],
+        eos_token_ids=(END_ID,),
+        add_bos=False,
+        vocab_size=256 + len(_SPECIAL),
+    )
+
+
+def fake_token(token_id: int, position: int) -> int:
+    """The token that follows `token_id` at `position - 1`: a small letter, or a space after some five of them."""
+    mixed = (token_id * 2654435761 + position * 40503) >> 3
+    return ord(" ") if position % 6 == 5 and token_id != ord(" ") else ord("a") + mixed % 26
+
+
+class FakeModel:
+    """Fulfils `engine.batch.Model` in plain Python."""
+
+    def __init__(self, step_s: float = 0.0, context_len: int = 32768, kv_bytes_per_token: int = 1024) -> None:
+        text = fake_text()
+        self.info = ModelInfo(
+            revision="fake-1",
+            device="fake",
+            context_len=context_len,
+            vocab_size=text.vocab_size,
+            kv_bytes_per_token=kv_bytes_per_token,
+            text=text,
+        )
+        self.step_s = step_s
+        self._page_size = 0
+        self._pages = 0
+        self._kv: dict[int, list[int]] = {}
+
+    def allocate_kv(self, pages: int, page_size: int) -> None:
+        self._pages, self._page_size = pages, page_size
+
+    def execute(self, batch: Batch) -> list[int]:
+        if self.step_s:
+            time.sleep(self.step_s)
+        self._write(batch)
+        ends = []
+        for row in range(len(batch.context_len)):
+            context = self._read(batch, row)
+            ends.append(self._obey(context))
+        row_of = {end - 1: row for row, end in enumerate(batch.query_start[1:])}
+        return [self._next(batch, at, sampled, ends[row_of[at]]) for sampled, at in enumerate(batch.sample_rows)]
+
+    def close(self) -> None:
+        self._kv.clear()
+
+    def _next(self, batch: Batch, at: int, sampled: int, end: bool) -> int:
+        position = batch.positions[at] + 1
+        assert batch.sampling.position[sampled] == position, "a row is sampled for another position"
+        banned = batch.sampling.banned[sampled]
+        token = END_ID if end and END_ID not in banned else fake_token(batch.token_ids[at], position)
+        while token in banned:
+            token = ord("a") + (token + 1 - ord("a")) % 26
+        return token
+
+    def _write(self, batch: Batch) -> None:
+        assert len(set(batch.slots)) == len(batch.slots), "two tokens of one step share a slot"
+        for token, slot in zip(batch.token_ids, batch.slots, strict=True):
+            page, offset = divmod(slot, self._page_size)
+            assert 0 <= page < self._pages, f"page {page} is outside the pool of {self._pages}"
+            self._kv.setdefault(page, [-1] * self._page_size)[offset] = token
+
+    def _read(self, batch: Batch, row: int) -> list[int]:
+        """The context of a request, as its block table gives it."""
+        length = batch.context_len[row]
+        context: list[int] = []
+        for page in batch.block_tables[row][: -(-length // self._page_size)]:
+            context += self._kv.get(page, ())
+        del context[length:]
+        first, last = batch.query_start[row], batch.query_start[row + 1]
+        assert batch.positions[first:last] == list(range(length - last + first, length)), "positions are wrong"
+        assert context[length - last + first :] == batch.token_ids[first:last], "tokens were written to other slots"
+        if batch.known_tokens:
+            assert context == batch.known_tokens[row][:length], "the KV of a request is not its own"
+        return context
+
+    def _obey(self, context: list[int]) -> bool:
+        """Do what the prompt's marks ask for; whether the text ends here."""
+        if ord("<") not in context:
+            return False
+        end = False
+        for mark in _MARK.finditer("".join(map(chr, context))):
+            if len(context) - mark.end() < int(mark[2] or 0):
+                continue
+            if mark[1] == "raise":
+                raise RuntimeError("the prompt asked for this error")
+            if mark[1] == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            end = True
+        return end
+
+
+def is_fake(model: str) -> bool:
+    """Whether a model's name asks for the fake one."""
+    return model == "fake" or model.startswith("fake:")
+
+
+def load_fake(model: str) -> Model:
+    """The fake model with the options of its name: `fake:step_s=0.01,context_len=512`."""
+    options: dict[str, float | int] = {}
+    for option in filter(None, model.partition(":")[2].split(",")):
+        name, _, value = option.partition("=")
+        if name not in _OPTION:
+            raise ValueError(f"the fake model has no option {name!r}; it has {', '.join(_OPTION)}")
+        options[name] = _OPTION[name](value)
+    return FakeModel(**options)  # type: ignore[arg-type]
+
+
+def _byte_chars() -> list[tuple[int, str]]:
+    from text.pieces import BYTE_OF
+
+    return sorted((byte, char) for char, byte in BYTE_OF.items())

@@ -1,0 +1,96 @@
+"""Offline inference: prompts in, outputs out, in one process and one thread."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import EngineRequest, RequestOutput, SamplingParams
+from engine.resident import load_resident
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+Progress = Callable[[int, int], None]
+"""Called with the requests finished and their total."""
+
+
+class LLM:
+    """A resident model. Close it, or use it as a context manager."""
+
+    def __init__(self, model: str, **config: Any) -> None:
+        """`config` takes the fields of `EngineConfig`."""
+        self.config = EngineConfig(model=model, **config)
+        self._engine = Engine(load_resident(self.config), self.config)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """The outputs of one or many prompts (text or token ids), in their order.
+
+        Raises `RequestRefused` before anything runs if one of them can't run. One that fails while it
+        runs has the finish reason `error`.
+        """
+        return self._run([{"prompt": prompt} for prompt in _listed(prompts)], params, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """The answers to one chat or many, each a list of `{"role", "content"}`."""
+        chats: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        return self._run([{"messages": tuple(map(dict, chat))} for chat in chats], params, progress)
+
+    def close(self) -> None:
+        """Release the model; nothing can be generated afterwards."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        inputs: list[dict[str, Any]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: Progress | None,
+    ) -> list[RequestOutput]:
+        each = [params or SamplingParams()] * len(inputs) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(inputs):
+            raise ValueError(f"{len(inputs)} prompts need as many sampling parameters, got {len(each)}")
+        requests = [
+            EngineRequest(id=str(next(self._ids)), params=own, **given) for given, own in zip(inputs, each, strict=True)
+        ]
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            for request in requests:
+                self._engine.add(request)
+            while self._engine.has_work:
+                for output in self._engine.step().finished:
+                    outputs[output.request_id] = output
+                    if progress is not None:
+                        progress(len(outputs), len(requests))
+        except BaseException:
+            self._engine.abort_all()
+            self._engine.report()
+            raise
+        return [outputs[request.id] for request in requests]
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[str | tuple[int, ...]]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        prompts = [cast("Prompt", prompts)]
+    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in cast("Sequence[Prompt]", prompts)]

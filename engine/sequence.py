@@ -1,0 +1,67 @@
+"""A request as the scheduler sees it: tokens known, tokens computed, pages held. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class RowSampling(NamedTuple):
+    """How a sequence's next token is chosen, in the terms of `kernels.sampling.SamplingBatch`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens on their way through the model.
+
+    The scheduler gives and takes its pages, and sets `computed` to 0 when it takes them; the engine
+    alone advances `computed` and appends to `tokens`.
+    """
+
+    id: str
+    tokens: list[int]
+    """Every token known: the prompt, then what was generated."""
+    prompt_tokens: int
+    max_len: int
+    """Most tokens that it may ever know."""
+    priority: int = 0
+    arrival: int = 0
+    """Counts requests in order of arrival; kept when preempted."""
+    sampling: RowSampling = GREEDY
+    end_ids: tuple[int, ...] = ()
+    """Token ids that end it."""
+    ends_from: int = 0
+    """Known tokens before which nothing may end it."""
+    computed: int = 0
+    """Tokens whose KV is written."""
+    pages: list[int] = field(default_factory=list)
+    preemptions: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """What runs first has the lowest."""
+        return self.priority, self.arrival
+
+    @property
+    def kv_tokens(self) -> int:
+        """Most tokens whose KV it may ever need: the last token generated is never read."""
+        return max(self.prompt_tokens, self.max_len - 1)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are known and not computed: 1 when decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """Token ids that may not come next."""
+        return self.end_ids if len(self.tokens) < self.ends_from else ()

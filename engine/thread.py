@@ -1,0 +1,223 @@
+"""The engine on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from engine.batch import Model
+from engine.config import EngineConfig
+from engine.contract import EngineListener, EngineStats
+from engine.engine import Engine, StepResult
+from engine.generation import Generation
+from engine.request import EngineRequest, RequestOutput, RequestRefused
+
+log = logging.getLogger(__name__)
+
+
+class EngineThread:
+    """Fulfils `engine.contract.EngineHost`.
+
+    One thread steps; another tokenises, so that a long prompt stalls nobody's tokens. Everything
+    that other threads ask for goes through an inbox that is emptied between two steps.
+    """
+
+    def __init__(self, model: Model, config: EngineConfig, listener: EngineListener) -> None:
+        self._engine = Engine(model, config)
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._arriving: queue.SimpleQueue[tuple[EngineRequest, float] | None] = queue.SimpleQueue()
+        self._preparing: dict[str, tuple[EngineRequest, float]] = {}
+        self._live: set[str] = set()
+        self._stopping = False
+        self._closed = False
+        self._failure: str | None = None
+        self._stats = self._engine.stats()
+        self._threads = [
+            threading.Thread(target=self._loop, name="engine", daemon=True),
+            threading.Thread(target=self._prepare_loop, name="engine-prepare", daemon=True),
+        ]
+
+    @property
+    def healthy(self) -> bool:
+        """False once the loop has failed: every request fails from then on."""
+        return self._failure is None
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._engine.max_seq_len
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request from any thread; see `EngineHost.submit`. An id that is live already is the caller's fault."""
+        arrived_s = time.monotonic()
+        with self._lock:
+            if self._stopping:
+                raise RuntimeError("the engine is stopping")
+            if request.id in self._live:
+                raise ValueError(f"request {request.id} is in the engine already")
+            self._live.add(request.id)
+            self._preparing[request.id] = (request, arrived_s)
+        self._arriving.put((request, arrived_s))
+
+    def abort(self, request_id: str) -> None:
+        with self._lock:
+            early = self._preparing.pop(request_id, None)
+        if early is None:
+            self._post(lambda: self._engine.abort(request_id))
+        else:
+            request, arrived_s = early
+            self._post(lambda: self._finish([self._engine.aborted(request, arrived_s)]))
+
+    def set_max_num_seqs(self, n: int) -> None:
+        self._post(lambda: self._engine.set_max_num_seqs(n))
+
+    def stats(self) -> EngineStats:
+        stats = self._stats
+        return replace(stats, waiting=max(0, len(self._live) - stats.running), failure=self._failure)
+
+    def check(self) -> None:
+        done: Future[None] = Future()
+
+        def check() -> None:
+            try:
+                self._engine.check()
+            except AssertionError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._lock:
+            running = self._threads[0].is_alive() and not self._closed
+            if running:
+                self._post(check)
+        if not running:
+            if self._threads[0].is_alive():
+                self._threads[0].join()
+            check()
+        done.result()
+
+    def stop(self) -> None:
+        with self._lock:
+            stopped, self._stopping = self._stopping, True
+        if stopped:
+            return
+        self._wake.set()
+        if self._threads[0].ident is None:
+            self._close()
+        else:
+            self._arriving.put(None)
+            for thread in self._threads:
+                thread.join()
+        self._engine.close()
+
+    def _post(self, work: Callable[[], None]) -> None:
+        self._inbox.append(work)
+        self._wake.set()
+
+    def _prepare_loop(self) -> None:
+        while (arrival := self._arriving.get()) is not None:
+            request, arrived_s = arrival
+            if request.id not in self._preparing:
+                continue
+            work = self._prepare(request, arrived_s)
+            with self._lock:
+                if self._preparing.pop(request.id, None) is not None:
+                    self._post(work)
+
+    def _prepare(self, request: EngineRequest, arrived_s: float) -> Callable[[], None]:
+        """Do the slow part of taking a request; what is left is for the engine's thread."""
+        try:
+            generation = self._engine.prepare(request, arrived_s)
+        except RequestRefused as error:
+            refused = error
+        except Exception as error:
+            log.exception("request %s can't be prepared", request.id)
+            refused = RequestRefused("engine_error", f"{type(error).__name__}: {error}")
+        else:
+            return lambda: self._enter(request, generation)
+        return lambda: self._refuse(request, refused, arrived_s)
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                idle = not self._turn()
+            except Exception as error:
+                self._fail(error)
+                idle = True
+            if idle:
+                self._wake.wait()
+        self._close()
+
+    def _turn(self) -> bool:
+        """Empty the inbox and step once; False if there is nothing to do."""
+        while self._inbox:
+            self._inbox.popleft()()
+        busy = self._failure is None and self._engine.has_work
+        if busy:
+            self._report(self._engine.step())
+        elif self._failure is None:
+            self._engine.check()
+        self._stats = self._engine.stats()
+        return busy
+
+    def _enter(self, request: EngineRequest, generation: Generation) -> None:
+        if self._failure is None:
+            self._engine.enter(generation)
+        else:
+            self._refuse(request, RequestRefused("engine_error", self._failure), generation.arrived_s)
+
+    def _refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> None:
+        self._finish([self._engine.refuse(request, refused, arrived_s)])
+
+    def _fail(self, error: Exception) -> None:
+        """Give up: nothing that the engine holds can be trusted any more."""
+        log.critical("the engine's loop failed", exc_info=error)
+        self._failure = f"the engine failed: {type(error).__name__}: {error}"
+        self._report(self._engine.abandon(self._failure))
+        self._stats = self._engine.stats()
+
+    def _close(self) -> None:
+        """Abort whatever is left, on the engine's thread if it ever ran."""
+        with self._lock:
+            self._closed = True
+            preparing, self._preparing = self._preparing, {}
+        for request, arrived_s in preparing.values():
+            self._finish([self._engine.aborted(request, arrived_s)])
+        while self._inbox:
+            self._inbox.popleft()()
+        self._engine.abort_all()
+        self._report(self._engine.report())
+        self._stats = self._engine.stats()
+
+    def _report(self, result: StepResult) -> None:
+        for request_id, admitted_s in result.admitted:
+            self._tell(self._listener.on_admitted, request_id, admitted_s)
+        if result.deltas:
+            self._tell(self._listener.on_tokens, result.deltas)
+        if result.finished:
+            self._finish(result.finished)
+
+    def _finish(self, outputs: Sequence[RequestOutput]) -> None:
+        with self._lock:
+            self._live.difference_update(output.request_id for output in outputs)
+        self._tell(self._listener.on_finished, outputs)
+
+    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception:
+            log.exception("the engine's listener raised")

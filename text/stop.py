@@ -1,0 +1,85 @@
+"""Stop strings, found wherever tokens happen to divide them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Stopped(NamedTuple):
+    """What `StopMatcher.push` lets through, and the stop string that fired, if one did."""
+
+    text: str
+    stop: str | None
+
+
+class _Pattern:
+    """One stop string and how much of it the text so far ends with (Knuth, Morris and Pratt's automaton)."""
+
+    __slots__ = ("_borders", "matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        self._borders = [0] * len(stop)
+        length = 0
+        for i in range(1, len(stop)):
+            while length and stop[i] != stop[length]:
+                length = self._borders[length - 1]
+            length += stop[i] == stop[length]
+            self._borders[i] = length
+
+    def find(self, text: str, armed: bool) -> int | None:
+        """Advance over `text`; the end in it of the first complete match, if `armed`."""
+        stop, borders, matched = self.stop, self._borders, self.matched
+        if not matched and stop[0] not in text:
+            return None
+        for i, char in enumerate(text):
+            while matched and stop[matched] != char:
+                matched = borders[matched - 1]
+            matched += stop[matched] == char
+            if matched == len(stop):
+                if armed:
+                    return i + 1
+                matched = borders[-1]
+        self.matched = matched
+        return None
+
+
+class StopMatcher:
+    """Lets text through up to the first stop string, and holds back only what may still become one.
+
+    The stop that is complete first fires; of two that end together, the longer. What is held is the
+    longest end of the text that is a proper beginning of some stop. After a stop has fired the
+    matcher is used up.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self._patterns = [_Pattern(stop) for stop in dict.fromkeys(stops)]
+        self._include = include
+        self._held = ""
+
+    def push(self, text: str, armed: bool = True) -> Stopped:
+        """Add text. While not `armed` a stop that is complete is ordinary text, but one may begin."""
+        if not self._patterns or not text:
+            return Stopped(text, None)
+        first: tuple[int, int, str] | None = None
+        for pattern in self._patterns:
+            end = pattern.find(text, armed)
+            if end is not None and (first is None or (end, -len(pattern.stop)) < first[:2]):
+                first = (end, -len(pattern.stop), pattern.stop)
+        whole = self._held + text
+        if first is not None:
+            end = len(self._held) + first[0]
+            self._held = ""
+            return Stopped(whole[: end if self._include else end + first[1]], first[2])
+        kept = max(pattern.matched for pattern in self._patterns)
+        self._held = whole[len(whole) - kept :]
+        return Stopped(whole[: len(whole) - kept], None)
+
+    def flush(self) -> str:
+        """What was held back, once nothing more comes."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,53 @@
+"""Text to token ids and back, on the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import tokenizers
+
+from text.bundle import TextBundle
+from text.chat import ChatTemplate
+from text.pieces import PieceBytes
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Safe to share between threads."""
+
+    def __init__(self, bundle: TextBundle) -> None:
+        self.bundle = bundle
+        self._tokenizer = tokenizers.Tokenizer.from_str(bundle.tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._chat = ChatTemplate(bundle.chat_template, bundle.bos_token, bundle.eos_token)
+        self._special_ids = frozenset(
+            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self.vocab_size = bundle.vocab_size
+        self.eos_token_ids = bundle.eos_token_ids
+        self.bos_token_id = None if bundle.bos_token is None else self._tokenizer.token_to_id(bundle.bos_token)
+        if bundle.add_bos and self.bos_token_id is None:
+            raise ValueError(f"the tokenizer adds a BOS token but doesn't know {bundle.bos_token!r}")
+        state: bytes | None = self._tokenizer.decoder and self._tokenizer.decoder.__getstate__()
+        self.pieces = PieceBytes(self._tokenizer, json.loads(state) if state else None, self._special_ids)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a raw prompt, after a BOS token if the model wants one."""
+        ids = self._encode(text)
+        return [self.bos_token_id, *ids] if self.bundle.add_bos and self.bos_token_id is not None else ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a templated chat; the template alone places special tokens. Raises `TemplateError`."""
+        return self._encode(self._chat.render(messages))
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence of ids."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry."""
+        return self._tokenizer.token_to_id(token)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
