@@ -146,6 +146,10 @@ class LedgerProtocol(Protocol):
 
     def get(self, job_id: str, tenant: str | None = None) -> Job | None: ...
 
+    def ended(self, job_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the jobs that have ended."""
+        ...
+
     def page(self, where: JobFilter) -> JobPage:
         """Newest first; `after` is the last id of the page before."""
         ...

@@ -17,6 +17,9 @@ from ledger.models import JobRow, OutboxRow, ResultRow
 from ledger.rows import dispatch, end, insert_jobs, lock_jobs, select_jobs, to_job
 from ledger.states import CANCELLED, QUEUED, RETRYABLE, RUNNING, move
 
+ENDED_CHUNK = 1000
+"""Ids in one statement."""
+
 
 def with_seed(request: JobRequest) -> JobRequest:
     """The request with a seed: its own, or one drawn now."""
@@ -85,6 +88,15 @@ def get(connection: Connection, job_id: str, tenant: str | None = None) -> Job |
 def fetch(connection: Connection, job_id: str) -> Job:
     """A job that is known to exist."""
     return to_job(connection.execute(select_jobs().where(JobRow.id == job_id)).one())
+
+
+def ended(connection: Connection, job_ids: Sequence[str]) -> frozenset[str]:
+    terminal = [status for status in JobStatus if status.terminal]
+    found: set[str] = set()
+    for start in range(0, len(job_ids), ENDED_CHUNK):
+        asked = JobRow.id.in_(job_ids[start : start + ENDED_CHUNK])
+        found.update(connection.execute(select(JobRow.id).where(asked, JobRow.status.in_(terminal))).scalars())
+    return frozenset(found)
 
 
 def page(connection: Connection, where: JobFilter) -> JobPage:

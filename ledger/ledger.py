@@ -34,6 +34,9 @@ class Ledger(LedgerProtocol):
     def get(self, job_id: str, tenant: str | None = None) -> Job | None:
         return self._database.read(lambda c: door.get(c, job_id, tenant))
 
+    def ended(self, job_ids: Sequence[str]) -> frozenset[str]:
+        return self._database.read(lambda c: door.ended(c, job_ids)) if job_ids else frozenset()
+
     def page(self, where: JobFilter) -> JobPage:
         return self._database.read(lambda c: door.page(c, where))
 

@@ -11,10 +11,11 @@ from typing import Any, Self, Unpack
 from pydantic import TypeAdapter, ValidationError
 
 from headrace.contract import Job, JobId, JobRequest, JobStatus, job_kwargs, new_job_id, utc_now
-from headrace.errors import BadRequest, ConnectionFailed, JobFailed
+from headrace.errors import ConnectionFailed, JobFailed
 from headrace.flows import Backoff, Deadline
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
+from headrace.validation import invalid
 from headrace.wire import TASK_GENERATE, celery_config, message_options
 
 CONNECT_TIMEOUT_S = 5.0
@@ -148,9 +149,7 @@ def _checked_id(job_id: str) -> str:
     try:
         return _job_id.validate_python(job_id)
     except ValidationError:
-        raise BadRequest(
-            f"job_id: {job_id!r} is not an id", type="invalid_request_error", param="job_id", status=400
-        ) from None
+        raise invalid(f"job_id: {job_id!r} is not an id", "job_id") from None
 
 
 def _id_for(request: JobRequest) -> str:

@@ -1,0 +1,94 @@
+"""What the routes share: the open parts of one running API process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, ParamSpec, TypeVar
+
+import redis.asyncio
+from anyio import CapacityLimiter, to_thread
+from fastapi import Depends, Request
+from headrace.wire import WORKER_KEY_PREFIX
+from ledger.relay import Relay
+
+from api.admission import Admission
+from api.metrics import Metrics
+from api.watch import EndWatch
+from ledger import Ledger
+from ledger.contract import LedgerUnavailable
+from settings import Settings
+
+LEDGER_THREADS = 16
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Door:
+    settings: Settings
+    ledger: Ledger
+    broker: redis.asyncio.Redis
+    relay: Relay
+    watch: EndWatch
+    admission: Admission
+    metrics: Metrics
+    threads: CapacityLimiter
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process stops: whoever holds an answer back gives it now."""
+
+    async def call(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run one of the ledger's methods on a thread."""
+        return await to_thread.run_sync(partial(method, *args, **kwargs), limiter=self.threads)
+
+    async def workers(self) -> dict[str, str]:
+        """Names of the workers that consume now, with their models; an unreadable entry doesn't count."""
+        keys = [key async for key in self.broker.scan_iter(match=f"{WORKER_KEY_PREFIX}*", count=1000)]
+        found: dict[str, str] = {}
+        for key, value in zip(keys, await self.broker.mget(keys) if keys else [], strict=True):
+            with suppress(ValueError, TypeError, KeyError):
+                found[key.removeprefix(WORKER_KEY_PREFIX)] = str(json.loads(value)["model"])
+        return found
+
+    async def sample_jobs(self) -> None:
+        """Bring the gauges of jobs up to date, unless that was done a moment ago or the database is away."""
+        if self.metrics.jobs_due():
+            with suppress(LedgerUnavailable):
+                self.metrics.set_jobs(await self.call(self.ledger.counts))
+
+
+@asynccontextmanager
+async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]:
+    """Open everything; neither broker nor database has to be there yet."""
+    threads = CapacityLimiter(LEDGER_THREADS)
+    ledger = Ledger(settings.ledger_url)
+    broker = redis.asyncio.Redis.from_url(settings.broker_url, decode_responses=True, socket_connect_timeout=2.0)
+    relay = Relay(ledger, settings.broker_url, settings.relay_interval_s)
+
+    async def ended(job_ids: Collection[str]) -> frozenset[str]:
+        return await to_thread.run_sync(ledger.ended, job_ids, limiter=threads)
+
+    watch = EndWatch(broker, ended)
+    door = Door(settings, ledger, broker, relay, watch, Admission(ledger, threads), metrics, threads)
+    relay.start()
+    try:
+        async with watch.running():
+            yield door
+    finally:
+        door.closing.set()
+        await to_thread.run_sync(relay.stop)
+        await broker.aclose()
+        ledger.close()
+
+
+def _door(request: Request) -> Door:
+    door: Door = request.app.state.door
+    return door
+
+
+TheDoor = Annotated[Door, Depends(_door)]
