@@ -107,7 +107,7 @@ def seconds(duration: str) -> float:
 
 
 def test_health_checks_ask_for_routes_that_exist(services: dict[str, Any]) -> None:
-    from api.main import create_app
+    from api.app import create_app
 
     def urls(service: str) -> list[tuple[int, str]]:
         text = " ".join(services[service]["healthcheck"]["test"])
