@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.scheduler import Chunk
@@ -71,30 +71,37 @@ class Model(Protocol):
 
 def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
     """The flat form of a plan's chunks. Lists of the sequences are referred to, not copied."""
-    batch = Batch([], [], [], [0], [], [], [], _NOTHING_SAMPLED, [])
-    sampled = []
-    for chunk in chunks:
-        sequence, start, end = chunk
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    query_start = [0]
+    sample_rows: list[int] = []
+    sampled: list[Tokens] = []
+    for sequence, start, end in chunks:
+        tokens = sequence.tokens
         if end - start == 1:
-            page, offset = divmod(start, page_size)
-            batch.token_ids.append(sequence.tokens[start])
-            batch.positions.append(start)
-            batch.slots.append(sequence.pages[page] * page_size + offset)
+            token_ids.append(tokens[start])
+            positions.append(start)
+            slots.append(sequence.pages[start // page_size] * page_size + start % page_size)
         else:
-            batch.token_ids.extend(sequence.tokens[start:end])
-            batch.positions.extend(range(start, end))
-            batch.slots.extend(_slots(sequence.pages, start, end, page_size))
-        batch.query_start.append(len(batch.token_ids))
-        batch.context_len.append(end)
-        batch.block_tables.append(sequence.pages)
-        batch.known_tokens.append(sequence.tokens)
-        if end == len(sequence.tokens):
-            batch.sample_rows.append(len(batch.token_ids) - 1)
+            token_ids += tokens[start:end]
+            positions += range(start, end)
+            slots += _slots(sequence.pages, start, end, page_size)
+        query_start.append(len(token_ids))
+        if end == len(tokens):
+            sample_rows.append(len(token_ids) - 1)
             sampled.append(sequence)
-    return replace(batch, sampling=_sampling(sampled)) if sampled else batch
-
-
-_NOTHING_SAMPLED = SamplingBatch((), (), (), (), (), (), ())
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        query_start=query_start,
+        context_len=[chunk.end for chunk in chunks],
+        block_tables=[chunk.sequence.pages for chunk in chunks],
+        sample_rows=sample_rows,
+        sampling=_sampling(sampled),
+        known_tokens=[chunk.sequence.tokens for chunk in chunks],
+    )
 
 
 def _slots(pages: list[int], start: int, end: int, page_size: int) -> Iterator[int]:
@@ -107,6 +114,8 @@ def _slots(pages: list[int], start: int, end: int, page_size: int) -> Iterator[i
 
 
 def _sampling(sequences: list[Tokens]) -> SamplingBatch:
+    if not sequences:
+        return SamplingBatch((), (), (), (), (), (), ())
     temperature, top_k, top_p, min_p, seed = zip(*[sequence.sampling for sequence in sequences], strict=True)
     return SamplingBatch(
         temperature=temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import Counter
@@ -28,9 +29,17 @@ from engine.sequence import Sequence as Tokens
 from text.limits import PromptRefused, check_prompt, most_tokens
 from text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
+ENGINE_ERROR = "engine_error"
+"""`RequestOutput.error_code` of a request that failed while it ran."""
 DEFAULT_KV_CACHE_BYTES = 2**30
 GREEDY_BELOW = 1e-5
 """Temperatures under it choose the likeliest token."""
+
+
+class ModelFailed(RuntimeError):
+    """The model runs nothing any more. The engine has to be given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +148,10 @@ class Engine:
         return bool(scheduler.running or waiting or self._finished)
 
     def step(self) -> StepResult:
-        """Compute the next tokens of whoever is to run, and report everything since the last step."""
+        """Compute the next tokens of whoever is to run, and report everything since the last step.
+
+        Raises `ModelFailed` if the model is broken; see `abandon`.
+        """
         plan = self._scheduler.plan()
         now_s = time.monotonic()
         admitted = self._note(plan, now_s)
@@ -162,14 +174,13 @@ class Engine:
             self.abort(request_id)
 
     def abandon(self, error: str) -> StepResult:
-        """Fail every request without trusting the scheduler; for a host that gives the engine up after a fault."""
-        scheduler = self._scheduler
-        self._scheduler = Scheduler(
-            PagePool(scheduler.pool.total, scheduler.pool.page_size), 0, scheduler.max_num_batched_tokens
-        )
-        for generation in tuple(self._live.values()):
-            self._scheduler.waiting.push(generation.sequence)
-            self._end(generation, FinishReason.ERROR, error, "engine_error")
+        """Fail every request without touching the scheduler; for a host that gives the engine up after a fault."""
+        for generation in self._live.values():
+            self._close(generation, FinishReason.ERROR)
+            self._record(generation, error, ENGINE_ERROR)
+        self._live.clear()
+        pool = PagePool(self._scheduler.pool.total, self._scheduler.pool.page_size)
+        self._scheduler = Scheduler(pool, self._scheduler.max_num_seqs, self._scheduler.max_num_batched_tokens)
         return self.report()
 
     def set_max_num_seqs(self, n: int) -> None:
@@ -239,6 +250,7 @@ class Engine:
     def _run(self, chunks: Sequence[Chunk]) -> None:
         """Execute and commit. If the model raises, halves are tried until the request at fault is alone, and fails."""
         groups = [chunks]
+        succeeded, failed = False, False
         while groups:
             group = groups.pop()
             try:
@@ -248,10 +260,26 @@ class Engine:
                     middle = len(group) // 2
                     groups += [group[middle:], group[:middle]]
                 else:
+                    log.exception("request %s failed", group[0].sequence.id)
                     generation = self._live[group[0].sequence.id]
-                    self._end(generation, FinishReason.ERROR, f"{type(error).__name__}: {error}", "engine_error")
-                continue
-            self._commit(group, tokens)
+                    self._end(generation, FinishReason.ERROR, f"{type(error).__name__}: {error}", ENGINE_ERROR)
+                    failed = True
+            else:
+                self._commit(group, tokens)
+                succeeded = True
+        if failed and not succeeded:
+            self._probe()
+
+    def _probe(self) -> None:
+        """Run one token of nobody's. If even that raises, the model is at fault and not the requests."""
+        pages = self._scheduler.pool.allocate(1)
+        token = Tokens(id="probe", tokens=[0], prompt_tokens=1, max_len=2, pages=pages)
+        try:
+            self._execute([Chunk(token, 0, 1)])
+        except Exception as error:
+            raise ModelFailed(f"the model can't run any request: {type(error).__name__}: {error}") from error
+        finally:
+            self._scheduler.pool.free(pages)
 
     def _execute(self, chunks: Sequence[Chunk]) -> list[int]:
         batch = build_batch(chunks, self._config.page_size)
@@ -283,17 +311,23 @@ class Engine:
         self, generation: Generation, reason: FinishReason, error: str | None = None, code: str | None = None
     ) -> None:
         """End a request for a reason that is not its own last token."""
+        self._close(generation, reason)
+        self._retire(generation, error, code)
+
+    def _close(self, generation: Generation, reason: FinishReason) -> None:
         delta = generation.end(reason)
         if delta is not None:
             self._deltas.append(delta)
-        self._retire(generation, error, code)
 
     def _retire(self, generation: Generation, error: str | None = None, code: str | None = None) -> None:
         if self._live.pop(generation.id, None) is not None:
             self._scheduler.remove(generation.sequence)
-        assert generation.finish_reason is not None
-        self._finish_counts[generation.finish_reason.value] += 1
-        self._finished.append(generation.output(time.monotonic(), error, code))
+        self._record(generation, error, code)
+
+    def _record(self, generation: Generation, error: str | None, code: str | None) -> None:
+        output = generation.output(time.monotonic(), error, code)
+        self._finish_counts[output.finish_reason.value] += 1
+        self._finished.append(output)
 
 
 def row_sampling(params: SamplingParams) -> RowSampling:

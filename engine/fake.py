@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import time
+from itertools import chain
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -96,10 +97,8 @@ class FakeModel:
         position = batch.positions[at] + 1
         assert batch.sampling.position[sampled] == position, "a row is sampled for another position"
         banned = batch.sampling.banned[sampled]
-        token = END_ID if end and END_ID not in banned else fake_token(batch.token_ids[at], position)
-        while token in banned:
-            token = ord("a") + (token + 1 - ord("a")) % 26
-        return token
+        wanted = (*([END_ID] if end else []), fake_token(batch.token_ids[at], position))
+        return next(token for token in chain(wanted, range(self.info.vocab_size)) if token not in banned)
 
     def _write(self, batch: Batch) -> None:
         assert len(set(batch.slots)) == len(batch.slots), "two tokens of one step share a slot"

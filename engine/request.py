@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,6 +45,24 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise `RequestRefused` for values without a meaning. `stop` may be given as one string, or any sequence."""
+        stop: object = self.stop
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._require("max_tokens", self.max_tokens >= 0, "at least 0")
+        self._require("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"from 0 to max_tokens={self.max_tokens}")
+        self._require("temperature", 0 <= self.temperature < math.inf, "a finite number, at least 0")
+        self._require("top_p", 0 <= self.top_p <= 1, "from 0 to 1")
+        self._require("top_k", self.top_k >= -1, "at least -1")
+        self._require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
+        self._require("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2**63 - 1")
+        self._require("stop", all(self.stop), "strings that are not empty")
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise RequestRefused("invalid_request", f"{name} must be {what}, got {getattr(self, name)!r}", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class Scheduler:
             elif budget and self._grow(sequence, preempted):
                 chunks.append(Chunk(sequence, sequence.computed, sequence.computed + 1))
                 budget -= 1
-        chunks += self._prefill([s for s in longer if s.pages], budget)
+        chunks += self._prefill(longer, budget)
         return Plan(tuple(chunks), tuple(admitted), tuple(preempted))
 
     def _admit(self, preempted: list[Sequence]) -> list[Sequence]:

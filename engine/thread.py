@@ -15,7 +15,7 @@ from typing import Any
 from engine.batch import Model
 from engine.config import EngineConfig
 from engine.contract import EngineListener, EngineStats
-from engine.engine import Engine, StepResult
+from engine.engine import ENGINE_ERROR, Engine, StepResult
 from engine.generation import Generation
 from engine.request import EngineRequest, RequestOutput, RequestRefused
 
@@ -145,7 +145,7 @@ class EngineThread:
             refused = error
         except Exception as error:
             log.exception("request %s can't be prepared", request.id)
-            refused = RequestRefused("engine_error", f"{type(error).__name__}: {error}")
+            refused = RequestRefused(ENGINE_ERROR, f"{type(error).__name__}: {error}")
         else:
             return lambda: self._enter(request, generation)
         return lambda: self._refuse(request, refused, arrived_s)
@@ -178,7 +178,7 @@ class EngineThread:
         if self._failure is None:
             self._engine.enter(generation)
         else:
-            self._refuse(request, RequestRefused("engine_error", self._failure), generation.arrived_s)
+            self._refuse(request, RequestRefused(ENGINE_ERROR, self._failure), generation.arrived_s)
 
     def _refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> None:
         self._finish([self._engine.refuse(request, refused, arrived_s)])

@@ -37,7 +37,10 @@ class SamplingBatch:
     position: tuple[int, ...]
     """Position in the sequence of the token to be chosen."""
     banned: tuple[tuple[int, ...], ...]
-    """Token ids masked to -inf in each row: ends of text before `min_tokens`."""
+    """Token ids masked to -inf in each row: ends of text before `min_tokens`.
+
+    Ids past the vocabulary are not listed: the model cuts its logits to `ModelInfo.vocab_size`.
+    """
 
     def is_greedy(self, row: int) -> bool:
         """Whether the row takes the greatest logit and needs no random number."""

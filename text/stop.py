@@ -32,8 +32,6 @@ class _Pattern:
     def find(self, text: str, armed: bool) -> int | None:
         """Advance over `text`; the end in it of the first complete match, if `armed`."""
         stop, borders, matched = self.stop, self._borders, self.matched
-        if not matched and stop[0] not in text:
-            return None
         for i, char in enumerate(text):
             while matched and stop[matched] != char:
                 matched = borders[matched - 1]
@@ -63,10 +61,11 @@ class StopMatcher:
 
     def push(self, text: str, armed: bool = True) -> Stopped:
         """Add text. While not `armed` a stop that is complete is ordinary text, but one may begin."""
-        if not self._patterns or not text:
+        begun = [pattern for pattern in self._patterns if pattern.matched or pattern.stop[0] in text]
+        if not begun:
             return Stopped(text, None)
         first: tuple[int, int, str] | None = None
-        for pattern in self._patterns:
+        for pattern in begun:
             end = pattern.find(text, armed)
             if end is not None and (first is None or (end, -len(pattern.stop)) < first[:2]):
                 first = (end, -len(pattern.stop), pattern.stop)
@@ -75,7 +74,7 @@ class StopMatcher:
             end = len(self._held) + first[0]
             self._held = ""
             return Stopped(whole[: end if self._include else end + first[1]], first[2])
-        kept = max(pattern.matched for pattern in self._patterns)
+        kept = max(pattern.matched for pattern in begun)
         self._held = whole[len(whole) - kept :]
         return Stopped(whole[: len(whole) - kept], None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
+from engine.fake import is_fake, load_fake
 from engine.model.catalog import ModelSource, default_cache, resolve
 from engine.model.digest import revision_of
 from engine.model.gguf_file import GGUFFile
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 def load_model(config: EngineConfig) -> Model:
     """Load the model that `config` names, fetching it first if it isn't here."""
     if is_fake(config.model):
-        from engine.fake import load_fake
-
-        return load_fake(config)
+        return load_fake(config.model)
     from engine.runner import TorchModel
 
     return TorchModel.load(config)
@@ -29,16 +28,10 @@ def load_model(config: EngineConfig) -> Model:
 def load_text(config: EngineConfig) -> tuple[TextBundle, str, int]:
     """The text side, the revision and the context length (tokens) of a model, without its weights."""
     if is_fake(config.model):
-        from engine.fake import load_fake
-
-        info = load_fake(config).info
+        info = load_fake(config.model).info
         return info.text, info.revision, info.context_len
     files = open_files(config)
     return files.text, revision(config, files), files.spec.usable_context_len
-
-
-def is_fake(name: str) -> bool:
-    return name == "fake" or name.startswith("fake:")
 
 
 def open_files(config: EngineConfig) -> GGUFFile | HFDirectory:
