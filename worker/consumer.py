@@ -10,8 +10,8 @@ from celery.utils.log import get_logger
 from celery.worker import loops
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
-
 from headrace.contract import JobStatus, Reason
+
 from worker.failures import JobFailed
 from worker.intake import RAW_LIMIT_CHARS, rejected_id
 from worker.writer import Rejection
@@ -78,7 +78,12 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
             log.error("the broker can't be reached: %s; trying again in %g s", exc, interval_s)
 
         conn.ensure_connection(
-            on_error, None, interval_start=0.5, interval_step=0.5, interval_max=RECONNECT_MAX_S, callback=self._meanwhile
+            on_error,
+            None,
+            interval_start=0.5,
+            interval_step=0.5,
+            interval_max=RECONNECT_MAX_S,
+            callback=self._meanwhile,
         )
         self.first_connection_attempt = False
         return conn

@@ -28,7 +28,13 @@ def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None
     return answer
 
 
-@Panel.register(name="terminate", type="control", args=[("signal", str)], variadic="task_id", signature="<signal> [id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+@Panel.register(
+    name="terminate",
+    type="control",
+    args=[("signal", str)],
+    variadic="task_id",
+    signature="<signal> [id1 [id2 [... [idN]]]]",
+)  # type: ignore[untyped-decorator]
 def terminate(state: Any, signal: Any, task_id: Any, **kwargs: Any) -> Any:
     """Terminate task by task id (or list of ids)."""
     return revoke(state, task_id, terminate=True, signal=signal)

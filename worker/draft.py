@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings, Usage
 
 from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
-from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings, Usage
 from ledger.contract import ClaimResult, Lease, Outcome
 from worker.slot import Cause, Stop
 
@@ -161,5 +161,3 @@ def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None
 
 def _ms(seconds: float) -> float:
     return round(max(0.0, seconds) * 1000, 3)
-
-

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from celery.exceptions import Ignore
-
 from headrace.contract import Reason
 
 
@@ -16,15 +15,15 @@ class JobFailed(Exception):
         return cls(f"{reason.value}: {message}")
 
 
-class Dropped(Ignore):
+class Dropped(Ignore):  # type: ignore[misc]  # Celery has no types
     """The delivery is a duplicate, or the lease was lost: acknowledge it and record nothing."""
 
 
-class Revoked(Ignore):
+class Revoked(Ignore):  # type: ignore[misc]  # Celery has no types
     """The job was cancelled, and the ledger says so: announce REVOKED and acknowledge."""
 
 
-class HandedBack(Ignore):
+class HandedBack(Ignore):  # type: ignore[misc]  # Celery has no types
     """The job is queued again: put the message back at once, for another worker."""
 
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.contract import JobId, JobRequest, Reason, new_job_id
 from pydantic import TypeAdapter, ValidationError
 
-from headrace.contract import JobId, JobRequest, Reason, new_job_id
 from ledger.contract import Claim
 from worker.failures import Malformed
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import bootsteps
 from celery.utils.log import get_logger
-from kombu.transport import redis as transport
-
 from headrace.contract import utc_now
 from headrace.wire import VISIBILITY_TIMEOUT_S, WORKER_KEY_TTL_S, worker_key
+from kombu.transport import redis as transport
 
 if TYPE_CHECKING:
     from worker.pool import EnginePool
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class LeasedQoS(transport.QoS):  # type: ignore[misc]  # kombu has no types
+class LeasedQoS(transport.QoS):
     """The transport's list of unacknowledged messages, which keeps those of running jobs."""
 
     pool: ClassVar[EnginePool | None] = None
@@ -42,7 +41,7 @@ class LeasedQoS(transport.QoS):  # type: ignore[misc]  # kombu has no types
         for tag in self.held() & set(self._delivered):
             self._delivered.pop(tag)
         try:
-            super().restore_unacked(client)
+            super().restore_unacked(client)  # type: ignore[no-untyped-call]
         except (AttributeError, *self.channel.connection_errors) as exc:
             # A channel that has lost its connection has no client: kombu's error for it is an AttributeError.
             log.warning("%d messages wait for their visibility timeout: %r", len(self._delivered), exc)

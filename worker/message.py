@@ -35,7 +35,7 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         self.revocation: Revocation | None = None
-        self.wants_result: bool = not self._ignore_result
+        self.wants_result: bool = not self.ignore_result
         """Whether somebody may call `AsyncResult.get()`; `worker.telemetry` stores it, off the hub thread."""
         self._ignore_result = True
         self._argsrepr, self._kwargsrepr = "-", f"job {self.id}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from wsgiref.simple_server import WSGIServer
 
 from celery.utils.log import get_logger
+from headrace.contract import JobStatus, Timings
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -13,7 +14,6 @@ from prometheus_client.registry import Collector
 
 from engine.contract import EngineStats
 from engine.request import TokenDelta
-from headrace.contract import JobStatus, Timings
 from ledger.contract import Outcome
 
 log = get_logger(__name__)

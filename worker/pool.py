@@ -13,6 +13,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -57,11 +58,11 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         """By task id."""
         self.settled: list[str] = []
         """Delivery tags of finished jobs; `worker.lease` makes sure that the broker has forgotten them."""
-        self._generating: dict[str, Callable[[RequestOutput], None]] = {}
+        self._generating: dict[str, Callable[[RequestOutput | Exception], None]] = {}
         self._pids = itertools.count(FIRST_PID)
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._hub = get_event_loop()
+        self._hub: Any = get_event_loop()
         self._drain_until_s: float | None = None
         self._signals = 0
         self._stopped = False
@@ -96,10 +97,8 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
 
     def pump(self, timeout_s: float = 0.0) -> None:
         """Make the calls that were posted; wait for the first one at most `timeout_s`."""
-        try:
+        with suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
-        except BlockingIOError:
-            pass
         while True:
             try:
                 call, args = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
@@ -174,7 +173,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             self.stop_after(slot, hard_s, Cause.TIME_LIMIT, f"time limit of {hard_s:g} s exceeded")
         message.on_accepted(slot.pid, time.monotonic())
 
-    def enter(self, request: EngineRequest, done: Callable[[RequestOutput], None]) -> None:
+    def enter(self, request: EngineRequest, done: Callable[[RequestOutput | Exception], None]) -> None:
         """Give a request to the engine; `done` gets its output once its pages are free."""
         self._generating[request.id] = done
         try:

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from celery import states
 from celery.exceptions import TaskRevokedError
 from celery.utils.log import get_logger
+from headrace.contract import JobStatus, Reason
 
 from engine.request import FinishReason, RequestOutput
-from headrace.contract import JobStatus, Reason
 from ledger.contract import ClaimResult, Verdict
 from worker.draft import ClaimedJob, Draft, ended, refused, stopped
 from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
@@ -32,7 +32,7 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
         reject(slot, exc, raw_text(args, kwargs))
     if claim.request is None:
         slot.message.forget_hearsay()
-    result = slot.park(lambda done: services.writer.claim(claim, done))
+    result = slot.park(services.writer.claim, claim)
     if result.verdict is not Verdict.RUN:
         turned_away(slot, result)
     job = ClaimedJob.from_claim(result)
@@ -52,7 +52,7 @@ def reject(slot: Slot, exc: Malformed, raw: str) -> NoReturn:
     services = slot.services
     job_id = rejected_id(slot.task_id)
     rejection = Rejection(job_id, exc.model or services.model, exc.reason, str(exc), raw)
-    slot.park(lambda done: services.writer.reject(rejection, done))
+    slot.park(services.writer.reject, rejection)
     services.metrics.failed(JobStatus.FAILED, exc.reason.value)
     fail(slot, exc.reason, str(exc))
 
@@ -89,7 +89,12 @@ def work(slot: Slot, job: ClaimedJob) -> Draft:
     if job.remaining_s is not None:
         slot.pool.stop_after(slot, job.remaining_s, Cause.EXPIRED, "the deadline passed while the job ran")
     services.telemetry.begin(job.lease.job_id, job.lease.attempt, job.request.stream)
-    output = slot.generate(job.engine_request())
+    return judge(slot, job, slot.generate(job.engine_request()))
+
+
+def judge(slot: Slot, job: ClaimedJob, output: RequestOutput) -> Draft:
+    """What became of a job that the engine has let go of."""
+    services = slot.services
     if slot.stop is not None and slot.stop.cause is Cause.LOST:
         return halted(slot, job, slot.stop, output)
     if output.finish_reason is FinishReason.ABORT:
@@ -112,8 +117,7 @@ def halted(slot: Slot, job: ClaimedJob, stop: Stop, output: RequestOutput | None
         raise Dropped(f"job {job.lease.job_id}: {stop.message}")
     if stop.cause is Cause.HAND_BACK:
         slot.stop = stop
-        released = slot.park(lambda done: services.writer.release(job.lease, done))
-        if not released:
+        if not slot.park(services.writer.release, job.lease):
             raise Dropped(f"job {job.lease.job_id}: its lease was lost before it was handed back")
         services.telemetry.end(job.lease.job_id, job.lease.attempt, JobStatus.QUEUED)
         raise HandedBack(stop.message)
@@ -123,19 +127,19 @@ def halted(slot: Slot, job: ClaimedJob, stop: Stop, output: RequestOutput | None
 def finish(slot: Slot, draft: Draft) -> Generation:
     """Commit; then tell the stream, the waiters and Celery."""
     services = slot.services
-    outcome = slot.park(lambda done: services.writer.commit(draft, done))
+    outcome = slot.park(services.writer.commit, draft)
     job_id = draft.lease.job_id
     if outcome is None:
         raise Dropped(f"job {job_id}: its lease was lost, its outcome is another's")
     services.metrics.ended(outcome)
     services.telemetry.end(job_id, outcome.lease.attempt, outcome.status)
-    if outcome.status is JobStatus.SUCCEEDED and outcome.result is not None and outcome.timings is not None:
-        generation = Generation(job_id, outcome.result, outcome.timings)
-        store(slot, states.SUCCESS, generation)
-        return generation
     if outcome.status is JobStatus.CANCELLED:
         revoke(slot, "terminated")
-    fail(slot, outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
+    if outcome.status is not JobStatus.SUCCEEDED or outcome.result is None or outcome.timings is None:
+        fail(slot, outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
+    generation = Generation(job_id, outcome.result, outcome.timings)
+    store(slot, states.SUCCESS, generation)
+    return generation
 
 
 def fail(slot: Slot, reason: Reason, message: str) -> NoReturn:
@@ -155,7 +159,5 @@ def store(slot: Slot, state: str, value: Any) -> None:
     """Put the Celery result where `AsyncResult` looks for it, off the hub thread, before the acknowledgement."""
     if not slot.message.wants_result:
         return
-    services, task_id = slot.services, slot.task_id
-    slot.park(
-        lambda done: services.telemetry.result(lambda: services.app.backend.store_result(task_id, value, state), done)
-    )
+    app, task_id = slot.services.app, slot.task_id
+    slot.park(slot.services.telemetry.result, lambda: app.backend.store_result(task_id, value, state))

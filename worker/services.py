@@ -9,9 +9,10 @@ from wsgiref.simple_server import WSGIServer
 
 import redis
 from celery.utils.log import get_logger
-
 from headrace.contract import ModelCard
-from ledger.contract import LedgerProtocol
+
+from engine.config import EngineConfig
+from ledger.contract import LedgerProtocol, LedgerUnavailable
 from settings import Settings
 from worker.draft import Identity
 from worker.listener import Listener
@@ -83,14 +84,49 @@ class Services:
         log.info("worker stopped: everything that ended here is recorded")
 
 
+def engine_config(settings: Settings) -> EngineConfig:
+    """The engine's part of the settings."""
+    asked = settings.model
+    return EngineConfig(
+        model=asked.model_path,
+        cache=settings.cache,
+        dtype=asked.dtype,
+        device=asked.device,
+        max_num_seqs=asked.max_num_seqs,
+        max_seq_len=asked.max_seq_len,
+        max_num_batched_tokens=asked.max_num_batched_tokens,
+        page_size=asked.page_size,
+        kv_cache_bytes=asked.kv_cache_bytes,
+        gpu_memory_utilization=asked.gpu_memory_utilization,
+        threads=asked.threads,
+    )
+
+
+def open_ledger(url: str) -> LedgerProtocol:
+    """The ledger, with its tables made in a database that is new. One that is away is no reason not to start."""
+    from ledger import Ledger
+    from ledger.migrate import upgrade
+
+    ledger = Ledger(url)
+    try:
+        has, needs = ledger.revision()
+        if has is None:
+            upgrade(url)
+        elif has != needs:
+            raise RuntimeError(f"the database is at revision {has}, this worker needs {needs}: `headrace db upgrade`")
+    except LedgerUnavailable as exc:
+        log.error("the ledger is unavailable, no job starts before it is back: %s", exc)
+    return ledger
+
+
 def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool) -> Services:
     """Load the model and start every part; raises with a plain message if one can't start."""
+    from engine.resident import load_resident
     from engine.thread import EngineThread
-    from ledger import Ledger
 
     config = engine_config(settings)
     log.info("loading model %s", settings.model.model_path)
-    model = load(settings)
+    model = load_resident(config)
     log.info("model %s loaded on %s, revision %s", settings.model.name, model.info.device, model.info.revision)
     metrics = Metrics(settings.model.name)
     client = redis.Redis.from_url(
@@ -98,7 +134,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
     )
     telemetry = Telemetry(client, metrics)
     engine = EngineThread(model, config, Listener(pool, telemetry))
-    ledger = Ledger(settings.ledger_url)
+    ledger = open_ledger(settings.ledger_url)
     owner = f"{hostname}/{uuid.uuid4().hex[:8]}"
     writer = Writer(
         ledger,
@@ -114,7 +150,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
     card = ModelCard(
         id=settings.model.name,
         revision=info.revision,
-        max_seq_len=min(settings.model.max_seq_len, info.context_len),
+        max_seq_len=engine.max_seq_len,
         vocab_size=info.vocab_size,
         chat=info.text.chat_template is not None,
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from worker.pool import EnginePool
     from worker.services import Services
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 
@@ -67,13 +68,13 @@ class Slot:
         self.greenlet.slot = self
         self.greenlet.switch()
 
-    def park(self, start: Callable[[Callable[[T], None]], None]) -> T:
-        """Suspend the job until the function given to `start` is called, from any thread, with the value to return.
+    def park(self, start: Callable[[P, Callable[[T | Exception], None]], None], what: P) -> T:
+        """Begin `start(what, done)` and suspend the job until somebody calls `done`, from any thread.
 
-        An exception given as the value is raised here.
+        What `done` is given is returned, or raised if it is an exception.
         """
         ticket = self._ticket = object()
-        start(lambda value: self.pool.post(self._resume, ticket, value))
+        start(what, lambda value: self.pool.post(self._resume, ticket, value))
         value = self.greenlet.parent.switch()
         if isinstance(value, Exception):
             raise value
@@ -83,7 +84,7 @@ class Slot:
         """Park until the engine is done with the request, in whatever way."""
         self.in_engine = True
         try:
-            return self.park(lambda done: self.pool.enter(request, done))
+            return self.park(self.pool.enter, request)
         finally:
             self.in_engine = False
 

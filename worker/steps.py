@@ -20,6 +20,7 @@ class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         from ledger.relay import Relay
 
         from settings import get_settings
+
         self._relay = Relay(get_settings())
         self._relay.start()
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import redis
 from celery.utils.log import get_logger
-from redis.exceptions import OutOfMemoryError, ReadOnlyError
-
-from engine.request import TokenDelta
 from headrace.contract import JobStatus
 from headrace.events import StateEvent, TokenEvent
 from headrace.wire import DONE_CHANNEL, STREAM_TTL_S, stream_key
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
+
+from engine.request import TokenDelta
 from worker.metrics import Metrics
 
 log = get_logger(__name__)
@@ -58,7 +58,7 @@ class _End:
 @dataclass(frozen=True, slots=True)
 class _Result:
     store: Callable[[], None]
-    done: Callable[[None], None]
+    done: Callable[[Exception | None], None]
 
 
 _Item = _Begin | _End | _Result | tuple[TokenDelta, ...]
@@ -94,7 +94,7 @@ class Telemetry(threading.Thread):
         """The ledger has the job's outcome, or has it queued again."""
         self._put(_End(job_id, attempt, status))
 
-    def result(self, store: Callable[[], None], done: Callable[[None], None]) -> None:
+    def result(self, store: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Run `store`, which writes a Celery result, and then call `done`; repeated until Redis takes it."""
         self._put(_Result(store, done))
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from celery.utils.log import get_logger
-
 from headrace.contract import JobStatus, ModelCard, Reason
+
 from ledger.contract import Claim, ClaimResult, Lease, LedgerProtocol, LedgerUnavailable, Outcome, Verdict
 from worker.draft import Draft
 from worker.spool import Leftover, Spool, leftovers
@@ -75,11 +75,7 @@ class Backlog:
 
     def __len__(self) -> int:
         return (
-            len(self.commits)
-            + len(self.releases)
-            + len(self.rejections)
-            + len(self.cancellations)
-            + len(self.claims)
+            len(self.commits) + len(self.releases) + len(self.rejections) + len(self.cancellations) + len(self.claims)
         )
 
 
@@ -166,9 +162,7 @@ class Writer(threading.Thread):
         while True:
             try:
                 self._gather()
-                if self._leaving_at_s is not None and (
-                    not self._unwritten() or time.monotonic() >= self._leaving_at_s
-                ):
+                if self._leaving_at_s is not None and (not self._unwritten() or time.monotonic() >= self._leaving_at_s):
                     self._save()
                     return
                 self._turn()
