@@ -6,44 +6,34 @@ import json
 import shutil
 from pathlib import Path
 
-HF_NAMES = {
-    "attn_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
+from engine.config import EngineConfig
+from engine.model import open_files, revision
+from engine.model.gguf_file import GGUFFile
+from engine.model.hf_dir import HFDirectory, file_name
+from engine.model.spec import ModelSpec
+from text.bundle import TextBundle
+
+LAYER_PARTS = ("attn_norm", "mlp_norm", "q", "k", "v", "o", "gate", "up", "down")
 
 
 def export_model(name: str, cache: Path) -> Path:
-    """The directory of a model; a GGUF of the Llama family is converted to bfloat16 once and kept in the cache."""
-    from engine.config import EngineConfig
-    from engine.model import open_files, revision
-
+    """A model's directory; a GGUF of the Llama family is converted to bfloat16 once and kept in the cache."""
     config = EngineConfig(model=name, cache=cache)
     files = open_files(config)
+    if isinstance(files, HFDirectory):
+        return files.path
     target = cache / "bench" / revision(config, files)
-    if (target / "config.json").exists():
-        return target
-    if files.spec.architecture != "llama":
-        raise SystemExit(f"the benchmark converts models of the Llama family, not {files.spec.architecture}")
-    half = target.with_suffix(".part")
-    shutil.rmtree(half, ignore_errors=True)
-    half.mkdir(parents=True)
-    _write_text(files.text, half)
-    _write_weights(files, half)
-    half.rename(target)
+    if not target.exists():
+        part = target.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _write_text(files.text, part)
+        _write_weights(files, part)
+        part.rename(target)
     return target
 
 
-def _write_text(text: object, directory: Path) -> None:
-    from text.bundle import TextBundle
-
-    assert isinstance(text, TextBundle)
+def _write_text(text: TextBundle, directory: Path) -> None:
     (directory / "tokenizer.json").write_text(text.tokenizer_json)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -55,16 +45,30 @@ def _write_text(text: object, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 
-def _write_weights(files: object, directory: Path) -> None:
+def _write_weights(files: GGUFFile, directory: Path) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    from engine.model.gguf_file import GGUFFile
-    from engine.model.hf_dir import HFDirectory
+    from engine.model.gguf_weights import GGUFWeights
 
-    assert isinstance(files, GGUFFile | HFDirectory)
     spec = files.spec
-    config = LlamaConfig(
+    weights = GGUFWeights(files.header, spec)
+    names = ["embedding", "norm", *([] if spec.tied_head else ["head"])]
+    names += [f"{layer}.{part}" for layer in range(spec.layers) for part in LAYER_PARTS]
+    model = LlamaForCausalLM(_llama_config(spec, files.text))
+    missing, unexpected = model.load_state_dict({file_name(name): weights[name] for name in names}, strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise SystemExit(f"the conversion misses {missing} and has too much: {unexpected}")
+    model.tie_weights()
+    model.to(torch.bfloat16).save_pretrained(directory)
+
+
+def _llama_config(spec: ModelSpec, text: TextBundle) -> object:
+    from transformers import LlamaConfig
+
+    if spec.architecture != "llama" or spec.qkv_bias or spec.mlp_bias or spec.rope.linear_factor != 1.0:
+        raise SystemExit("the benchmark converts plain models of the Llama family only; name a Hugging Face directory")
+    return LlamaConfig(
         vocab_size=spec.vocab_rows,
         hidden_size=spec.hidden_size,
         num_hidden_layers=spec.layers,
@@ -76,19 +80,6 @@ def _write_weights(files: object, directory: Path) -> None:
         rms_norm_eps=spec.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
         tie_word_embeddings=spec.tied_head,
-        eos_token_id=list(files.text.eos_token_ids),
+        eos_token_id=list(text.eos_token_ids),
         dtype="bfloat16",
     )
-    weights = files.weights()
-    tensors = {"model.embed_tokens.weight": weights["embedding"], "model.norm.weight": weights["norm"]}
-    if not spec.tied_head:
-        tensors["lm_head.weight"] = weights["head"]
-    for layer in range(spec.layers):
-        for ours, theirs in HF_NAMES.items():
-            tensors[f"model.layers.{layer}.{theirs}.weight"] = weights[f"{layer}.{ours}"]
-    model = LlamaForCausalLM(config)
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:
-        raise SystemExit(f"the conversion misses {missing} and has too much: {unexpected}")
-    model.tie_weights()
-    model.to(torch.bfloat16).save_pretrained(directory)
