@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.contract import Reason
-from sqlalchemy import delete, exists, or_, select, update
+from headrace.contract import JobStatus, Reason
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -17,7 +17,7 @@ from ledger.contract import Dispatch, Topic, Verdict
 from ledger.deliveries import ENDS, verdict_on
 from ledger.models import JobRow, OutboxRow, RoleRow
 from ledger.rows import dispatch, end
-from ledger.states import EXPIRED, QUEUED, RUNNING, is_in, move
+from ledger.states import EXPIRED, LIVE, QUEUED, RUNNING, is_in, move
 
 HOLD_S = 3.0
 """A relay that took outbox rows and didn't report them sent loses them to others after this long."""
@@ -108,6 +108,19 @@ def queued(connection: Connection, model: str, older_than_s: float, limit: int) 
         .limit(limit)
     )
     return [Dispatch(0, Topic.PUBLISH, row.id, row.model, row.priority) for row in connection.execute(settled)]
+
+
+def sent_counts(connection: Connection) -> dict[str, dict[JobStatus, int]]:
+    counts: dict[str, dict[JobStatus, int]] = {}
+    for status in LIVE:
+        live = select(JobRow.model, func.count()).where(is_in(status)).group_by(JobRow.model)
+        for model, count in connection.execute(live):
+            counts.setdefault(model, {})[status] = count
+        to_send = select(OutboxRow.job_id).where(OutboxRow.topic == Topic.PUBLISH)
+        unsent = live.where(JobRow.id.in_(to_send))
+        for model, count in connection.execute(unsent):
+            counts[model][status] -= count
+    return counts
 
 
 def republish(connection: Connection, job_ids: Sequence[str]) -> int:

@@ -96,6 +96,9 @@ class Ledger(LedgerProtocol):
     def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
         return self._database.read(lambda c: dispatches.queued(c, model, older_than_s, limit))
 
+    def sent_counts(self) -> dict[str, dict[JobStatus, int]]:
+        return self._database.read(dispatches.sent_counts)
+
     def republish(self, job_ids: Sequence[str]) -> int:
         return self._database.write(lambda c: dispatches.republish(c, job_ids)) if job_ids else 0
 
