@@ -18,6 +18,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from headrace.contract import Job, JobRequest, new_job_id
 from headrace.wire import TASK_GENERATE, celery_config, queue_name
+from kombu import pools
 
 from ledger import Ledger
 from ledger.migrate import upgrade
@@ -118,7 +119,7 @@ class Workplace:
     def close(self) -> None:
         for worker in self.workers:
             worker.kill()
-        self.app.pool.force_close_all()
+        pools.reset()
         self.app.close()
         self.ledger.close()
         self.redis.close()
