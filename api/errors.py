@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import redis
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from headrace.contract import ErrorBody
-from headrace.errors import ApiError, BadRequest, Conflict, NotFound, Unavailable
+from headrace.errors import ApiError, Conflict, NotFound, Unavailable
 from headrace.validation import bad_request, invalid
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -36,7 +37,7 @@ _MEANING = {
     409: "The job's state, or the idempotency key, forbids it",
     413: "The body is too large",
     415: "The body is not declared to be JSON",
-    503: "The database is away: `Retry-After` says when to ask again",
+    503: "The database, or the broker, is away: `Retry-After` says when to ask again",
 }
 
 
@@ -99,14 +100,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(LedgerUnavailable)
     async def database_away(_: Request, __: LedgerUnavailable) -> Response:
-        return error_response(
-            Unavailable(
-                "the database can't be reached now; nothing was changed, try again",
-                type="server_error",
-                code="database_unavailable",
-                status=503,
-            )
-        )
+        return error_response(_away("the database can't be reached now; nothing was changed", "database_unavailable"))
+
+    @app.exception_handler(redis.RedisError)
+    async def broker_away(_: Request, __: redis.RedisError) -> Response:
+        return error_response(_away("the broker can't be reached now", "broker_unavailable"))
 
 
-__all__ = ["BadRequest", "ErrorAnswer", "error_response", "install", "internal_error", "responses", "unknown_job"]
+def _away(message: str, code: str) -> Unavailable:
+    return Unavailable(f"{message}; try again", type="server_error", code=code, status=503)

@@ -27,6 +27,7 @@ def ended(status: JobStatus) -> Job:
     )
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
 @pytest.mark.parametrize("status", [s for s in JobStatus if s.terminal])
 def test_every_end_comes_back_whole_through_the_result_backend(broker_url: str, status: JobStatus) -> None:
     app = celery.Celery(broker=broker_url, backend=broker_url, set_as_current=False)

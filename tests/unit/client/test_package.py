@@ -26,9 +26,7 @@ def test_every_public_name_is_listed_and_exists() -> None:
 def test_every_error_that_can_be_raised_is_exported() -> None:
     from headrace import errors
 
-    raised = {
-        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)
-    }
+    raised = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert raised <= set(headrace.__all__)
     assert all(issubclass(getattr(errors, name), headrace.HeadraceError) for name in raised)
 
