@@ -103,8 +103,7 @@ class Stack:
         with self.screen.progress(run):
             self._start_broker()
             self._start_ledger()
-            run.wait_ready([run.start(services.api(self.at, env))])
-            started = [run.start(services.worker(self.settings, self.at, env))]
+            started = [run.start(services.api(self.at, env)), run.start(services.worker(self.settings, self.at, env))]
             if self.flower:
                 started.append(run.start(services.flower(self.at, env)))
             run.wait_ready(started)

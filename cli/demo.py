@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from cli.output import Exit, Failure, err, out
 
@@ -115,16 +115,26 @@ def _follow(api_url: str, ids: list[str], timeout_s: float, interrupted: threadi
 def _results(jobs: list[Job], prompts: dict[str, str]) -> Table:
     from cli.render import ms, status_text
 
-    table = Table("Prompt and text", "Status", "Tokens", "Queued", "First token", "Total", "Batch", show_lines=True)
-    for job in jobs:
-        result, timings = job.result, job.timings
-        body = f"[bold]{escape(prompts[job.id])}[/]\n" + escape(" ".join(result.text.split()) if result else "")
+    table = Table("", "Prompt and text", "Outcome, tokens, timings", show_lines=True)
+    table.columns[2].no_wrap = True
+    for number, job in enumerate(jobs, 1):
+        body = Text(prompts[job.id], "bold")
+        if job.result:
+            body.append("\n" + " ".join(job.result.text.split()), "not bold")
         if job.error:
-            body += f"[red]{escape(job.error.message)}[/]"
-        tokens = f"{result.usage.prompt_tokens} in\n{result.usage.completion_tokens} out" if result else "-"
-        times = (timings.queue_time_ms, timings.time_to_first_token_ms, timings.total_time_ms) if timings else [None] * 3
-        batch = f"{timings.mean_batch_size:.1f}" if timings and timings.mean_batch_size else "-"
-        table.add_row(body, status_text(job), tokens, *(ms(value) for value in times), batch)
+            body.append(f"\n{job.error.code}: {job.error.message}", "red")
+        facts = [status_text(job)]
+        if job.result:
+            usage = job.result.usage
+            facts.append(Text(f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out"))
+        if job.timings:
+            timings = job.timings
+            facts.append(Text(f"queued {ms(timings.queue_time_ms)}", "dim"))
+            facts.append(Text(f"first token {ms(timings.time_to_first_token_ms)}", "dim"))
+            facts.append(Text(f"total {ms(timings.total_time_ms)}", "dim"))
+            if timings.mean_batch_size:
+                facts.append(Text(f"batch of {timings.mean_batch_size:.1f}", "dim"))
+        table.add_row(str(number), body, Text("\n").join(facts))
     return table
 
 

@@ -90,7 +90,11 @@ def one_line(text: str, width: int) -> str:
 
 def listing(jobs: Iterable[Job], now: datetime) -> Table:
     """Jobs, one a line."""
-    table = Table("Job", "Status", "Model", "Age", "Tokens", "Total", "Text", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    table.add_column("Job", no_wrap=True, min_width=36)
+    for name in ("Status", "Model", "Age", "Tokens", "Total"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("Text", no_wrap=True, overflow="ellipsis")
     for job in jobs:
         result = job.result
         table.add_row(
@@ -100,7 +104,7 @@ def listing(jobs: Iterable[Job], now: datetime) -> Table:
             age((now - job.created_at).total_seconds()),
             str(result.usage.completion_tokens) if result else "-",
             ms(job.timings.total_time_ms) if job.timings else "-",
-            escape(one_line(result.text, 40)) if result else (job.error.code.value if job.error else ""),
+            escape(one_line(result.text, 60)) if result else (job.error.code.value if job.error else ""),
         )
     return table
 
