@@ -38,7 +38,7 @@ def download_wheel(requirement: str, wheel_bytes: int, scratch: Path, progress: 
         )
         try:
             while _runs(process):
-                report(min(_largest_file_bytes(temporary), wheel_bytes), wheel_bytes)
+                report(min(_largest_file_bytes(scratch), wheel_bytes), wheel_bytes)
         finally:
             process.kill()
             process.wait()
