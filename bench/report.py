@@ -83,7 +83,10 @@ class Report:
             "",
         ]
         if sizes:
-            lines += [f"Headrace's jobs ran in batches of {median(sizes):.0f} on average (largest {max(sizes):.0f}).", ""]
+            lines += [
+                f"Headrace's jobs ran in batches of {median(sizes):.0f} on average (largest {max(sizes):.0f}).",
+                "",
+            ]
         lines += ["| | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in self.setting.items()]
         for side, facts in self.sides.items():

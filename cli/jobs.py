@@ -107,9 +107,7 @@ def submit(
     }
     params: Any = {name: value for name, value in given.items() if value is not None}
     with connected(url) as client:
-        job = client.submit(
-            None if chat else text, model=model or default_model(), messages=messages, **params
-        )
+        job = client.submit(None if chat else text, model=model or default_model(), messages=messages, **params)
         if stream:
             _stream(client, job, timeout)
         elif wait:

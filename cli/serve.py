@@ -79,7 +79,8 @@ def flower(
     settings = instance_settings()
     if not broker_given(settings):
         raise Failure(
-            "no broker is named, and no `headrace up` runs here", "set HEADRACE_REDIS_URL (or REDIS_URL) to the broker's"
+            "no broker is named, and no `headrace up` runs here",
+            "set HEADRACE_REDIS_URL (or REDIS_URL) to the broker's",
         )
     env = os.environ | {"HEADRACE_REDIS_URL": settings.broker_url}
     if is_loopback(address):

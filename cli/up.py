@@ -63,4 +63,6 @@ def _announce(urls: dict[str, str], logs: Path) -> None:
         table.add_row(f"[bold]{name}[/]", url)
     table.add_row("[bold]logs[/]", str(logs))
     out.print(table, soft_wrap=True)
-    out.print('\nTry, in another terminal:  [bold]headrace submit "Why is the sky blue?" --wait[/]\nCtrl-C stops it all.')
+    out.print(
+        '\nTry, in another terminal:  [bold]headrace submit "Why is the sky blue?" --wait[/]\nCtrl-C stops it all.'
+    )

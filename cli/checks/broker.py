@@ -82,7 +82,9 @@ def _memory(info: dict[str, Any]) -> Finding:
     text = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB in use"
     if used < MEMORY_ALARM * most:
         return broker.ok(text)
-    return broker.warn(text, "a full broker refuses new jobs and kills consumers: raise maxmemory, or find what fills it")
+    return broker.warn(
+        text, "a full broker refuses new jobs and kills consumers: raise maxmemory, or find what fills it"
+    )
 
 
 def _persistence(info: dict[str, Any]) -> Finding:

@@ -57,6 +57,8 @@ def _findings(url: str) -> Iterator[Finding]:
         if models:
             yield ledger.ok(f"models announced: {', '.join(models)}")
         else:
-            yield ledger.warn("no model is announced, so the API refuses every job", "start a worker, or `headrace models register`")
+            yield ledger.warn(
+                "no model is announced, so the API refuses every job", "start a worker, or `headrace models register`"
+            )
     finally:
         database.close()

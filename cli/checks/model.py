@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cli.checks.finding import Finding, Reporter
-from engine.model import is_fake
+from engine.fake import is_fake
 from engine.model.catalog import CATALOG, HUB_ID, list_models
 from engine.model.digest import file_sha256
 from settings import Settings
@@ -23,8 +23,12 @@ def check_model(settings: Settings) -> list[Finding]:
     if Path(name).exists():
         return [model.ok(f"{name} is there")]
     if HUB_ID.match(name):
-        return [model.warn(f"{name} is a hub id; a worker fetches it when it starts", "fetch it now: headrace models pull")]
-    return [model.fail(f"there is no model {name}", f"name one of {', '.join(CATALOG)}, a path, or a hub id (org/name)")]
+        return [
+            model.warn(f"{name} is a hub id; a worker fetches it when it starts", "fetch it now: headrace models pull")
+        ]
+    return [
+        model.fail(f"there is no model {name}", f"name one of {', '.join(CATALOG)}, a path, or a hub id (org/name)")
+    ]
 
 
 def _catalogued(name: str, cache: Path) -> Finding:

@@ -59,11 +59,15 @@ class Up:
     def wait_ready(self, timeout_s: float = 90) -> dict[str, Any]:
         """Its state file, once it serves."""
         deadline = time.monotonic() + timeout_s
-        while not (self.home / "up.json").exists():
+        while not self._serves():
             assert self.process.poll() is None, f"it ended:\n{self.text()}"
             assert time.monotonic() < deadline, f"it is not ready:\n{self.text()}"
             time.sleep(0.1)
         return self.state()
+
+    def _serves(self) -> bool:
+        """Whether there is a state file, and it isn't one that a killed instance left."""
+        return (self.home / "up.json").exists() and self.state()["pid"] == self.process.pid
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((self.home / "up.json").read_text())

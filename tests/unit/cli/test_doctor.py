@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -137,7 +138,7 @@ def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_taken_port_is_a_warning(broker_url: str) -> None:
-    port = int(broker_url.split(":")[2].split("/")[0])
+    port = urlsplit(broker_url).port or 0
     assert find(check_machine(Settings(flower_port=port)), f"port {port} (Flower)").level is Level.WARN
 
 

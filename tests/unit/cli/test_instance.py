@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -93,7 +92,7 @@ def test_what_a_killed_one_left_behind_does_not_count(home: Path) -> None:
         "import pathlib, time; from cli.instance import Instance, sole\n"
         f"home = pathlib.Path({str(home)!r})\n"
         "with sole(home):\n"
-        f"    Instance(**{json.dumps({'api_url': 'x', 'flower_url': '', 'broker_url': '', 'database_url': '', 'model': '', 'pid': 1})}).write(home)\n"
+        f"    Instance('x', None, '', '', '', 1).write(home)\n"
         "    print('up', flush=True)\n"
         "    time.sleep(60)\n"
     )

@@ -20,7 +20,9 @@ from cli.output import Failure
 from cli.supervisor import Line, Service, State, Supervisor, describe
 
 SLEEP = "import time; print('hello', flush=True); time.sleep(60)"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+)
 
 
 def service(code: str, ready: Callable[[], bool] = lambda: True, **options: float) -> Service:
