@@ -108,7 +108,9 @@ def _write(connection: Connection, ends: Sequence[tuple[Row[Any], Outcome]]) -> 
                 "job_id": row.id,
                 "held": row.fence,
                 "error_code": reason,
-                "error_message": outcome.message or WHY.get(reason, f"the job failed: {reason}") if reason is not None else None,
+                "error_message": outcome.message or WHY.get(reason, f"the job failed: {reason}")
+                if reason is not None
+                else None,
                 "queue_time_ms": timings.queue_time_ms,
                 "time_to_first_token_ms": timings.time_to_first_token_ms,
                 "generation_time_ms": timings.generation_time_ms,

@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Dialect,
+    Double,
     Enum,
     ForeignKey,
     Index,
@@ -87,10 +88,10 @@ class JobRow(Base):
     deadline: Mapped[datetime | None] = mapped_column(UtcTime)
     error_code: Mapped[Reason | None] = mapped_column(_words(Reason, 32))
     error_message: Mapped[str | None] = mapped_column(PlainText)
-    queue_time_ms: Mapped[float | None]
-    time_to_first_token_ms: Mapped[float | None]
-    generation_time_ms: Mapped[float | None]
-    total_time_ms: Mapped[float | None]
+    queue_time_ms: Mapped[float | None] = mapped_column(Double)
+    time_to_first_token_ms: Mapped[float | None] = mapped_column(Double)
+    generation_time_ms: Mapped[float | None] = mapped_column(Double)
+    total_time_ms: Mapped[float | None] = mapped_column(Double)
     prompt_tokens: Mapped[int | None] = mapped_column(Integer)
     completion_tokens: Mapped[int | None] = mapped_column(Integer)
     idempotency_key: Mapped[str | None] = mapped_column(String(255))

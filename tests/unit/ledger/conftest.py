@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from headrace.contract import JobRequest, JobResult, JobStatus, Reason, Usage
+
 from ledger import Ledger, migrate
 from ledger.contract import Claim, Lease, Outcome, Verdict
 from ledger.database import make_engine
@@ -72,7 +73,9 @@ class Desk:
 
     def failed(self, **fields: Any) -> str:
         lease = self.running(**fields)
-        assert self.ledger.commit([Outcome(lease, JobStatus.FAILED, reason=Reason.ENGINE_ERROR, message="no")]) == [True]
+        assert self.ledger.commit([Outcome(lease, JobStatus.FAILED, reason=Reason.ENGINE_ERROR, message="no")]) == [
+            True
+        ]
         return lease.job_id
 
     def lapse(self, *job_ids: str) -> None:

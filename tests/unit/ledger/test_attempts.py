@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from headrace.contract import JobResult, JobStatus, Reason, Timings, Usage
+
 from ledger import Ledger
 from ledger.contract import Claim, Outcome, Verdict
 

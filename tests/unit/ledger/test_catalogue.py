@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.contract import ModelCard
+
 from ledger import Ledger
 
 CARD = ModelCard(id="smol", revision="r1", max_seq_len=2048, vocab_size=49152, chat=True)

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from headrace.contract import JobRequest
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
 from ledger import Ledger, database, migrate
 from ledger.contract import LedgerUnavailable
 from ledger.database import Database, ledger_url
-from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,9 @@ def test_a_lasting_mistake_is_not_run_again(migrated_url: str) -> None:
 
     def work(connection: Connection) -> None:
         tries.append(1)
-        connection.execute(sa.text("INSERT INTO outbox (job_id, topic, due_at) VALUES ('none', 'publish', '2026-01-01')"))
+        connection.execute(
+            sa.text("INSERT INTO outbox (job_id, topic, due_at) VALUES ('none', 'publish', '2026-01-01')")
+        )
 
     with pytest.raises(IntegrityError):
         data.write(work)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from headrace.contract import JobRequest, JobStatus, Reason
+
 from ledger import Ledger, deliveries
 from ledger.contract import Claim, Lease, Outcome, Verdict
 from ledger.database import Database
@@ -168,9 +169,7 @@ def test_a_lease_given_by_a_commit_without_an_answer_is_found_again(
 ) -> None:
     """The transaction is run again by its caller after it went through: the same lease, not a duplicate."""
     job_id, data, granted = desk.queued(), Database(migrated_url), {}
-    first, second = (
-        data.write(lambda c: deliveries.claim(c, [Claim(job_id)], "w1", 30, granted)) for _ in range(2)
-    )
+    first, second = (data.write(lambda c: deliveries.claim(c, [Claim(job_id)], "w1", 30, granted)) for _ in range(2))
     assert second == first or second[0].lease == first[0].lease
     assert ledger.get(job_id).attempt == 1
     assert desk.verdict(job_id, "w1") is Verdict.DUPLICATE

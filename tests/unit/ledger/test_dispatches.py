@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from headrace.contract import JobStatus, Reason
+
 from ledger import Ledger, dispatches
 from ledger.contract import Dispatch, Topic
 
@@ -110,9 +111,7 @@ def test_the_reaper_works_in_bounded_batches(ledger: Ledger, desk: Any) -> None:
     assert [ledger.reap(2), ledger.reap(2), ledger.reap(2), ledger.reap(2)] == [2, 2, 1, 0]
 
 
-def test_a_job_that_loses_worker_after_worker_is_published_later_each_time(
-    ledger: Ledger, desk: Any, sql: Any
-) -> None:
+def test_a_job_that_loses_worker_after_worker_is_published_later_each_time(ledger: Ledger, desk: Any, sql: Any) -> None:
     """llm-d-async 391: retries are spaced, and go behind fresh traffic."""
     job_id = desk.queued(max_attempts=9)
     drop_outbox(ledger)
@@ -121,7 +120,7 @@ def test_a_job_that_loses_worker_after_worker_is_published_later_each_time(
         desk.lapse(job_id)
         ledger.reap()
         assert bool(ledger.outbox(10)) == (attempt == 1)
-    assert 0 == dispatches.backoff_s(1)
+    assert dispatches.backoff_s(1) == 0
     assert 1.5 <= dispatches.backoff_s(2) <= 2.5
     assert dispatches.backoff_s(99) <= 75
 

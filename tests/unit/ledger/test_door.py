@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from headrace.contract import JobRequest, JobResult, JobStatus, Message, Priority, Reason
+
 from ledger import Ledger
 from ledger.contract import Claim, IdempotencyConflict, IllegalTransition, JobFilter, Outcome, Verdict
 

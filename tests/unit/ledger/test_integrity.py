@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import IntegrityError
+
 from ledger import Ledger
 from ledger.integrity import BROKEN
-from sqlalchemy.exc import IntegrityError
 
 DAMAGE = {
     "a success without a result": "DELETE FROM results WHERE job_id = :succeeded",

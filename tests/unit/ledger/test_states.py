@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from headrace.contract import JobStatus
+
 from ledger.clock import db_now
 from ledger.contract import IllegalTransition
 from ledger.database import make_engine
