@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.scheduler import Chunk
-from engine.sequence import Sequence as Tokens
+from engine.sequence import TokenSequence
 from kernels.sampling import SamplingBatch
 from text.bundle import TextBundle
 
@@ -76,7 +76,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
     slots: list[int] = []
     query_start = [0]
     sample_rows: list[int] = []
-    sampled: list[Tokens] = []
+    sampled: list[TokenSequence] = []
     for sequence, start, end in chunks:
         tokens = sequence.tokens
         if end - start == 1:
@@ -113,7 +113,7 @@ def _slots(pages: list[int], start: int, end: int, page_size: int) -> Iterator[i
         start += count
 
 
-def _sampling(sequences: list[Tokens]) -> SamplingBatch:
+def _sampling(sequences: list[TokenSequence]) -> SamplingBatch:
     if not sequences:
         return SamplingBatch((), (), (), (), (), (), ())
     temperature, top_k, top_p, min_p, seed = zip(*[sequence.sampling for sequence in sequences], strict=True)

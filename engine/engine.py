@@ -24,8 +24,7 @@ from engine.request import (
     TokenDelta,
 )
 from engine.scheduler import Chunk, Plan, Scheduler
-from engine.sequence import RowSampling
-from engine.sequence import Sequence as Tokens
+from engine.sequence import RowSampling, TokenSequence
 from text.limits import PromptRefused, check_prompt, most_tokens
 from text.tokenizer import Tokenizer
 
@@ -109,7 +108,7 @@ class Engine:
         except PromptRefused as refused:
             raise RequestRefused(refused.code, str(refused), refused.param) from refused
         own_ends = () if params.ignore_eos else self._tokenizer.eos_token_ids
-        sequence = Tokens(
+        sequence = TokenSequence(
             id=request.id,
             tokens=tokens,
             prompt_tokens=len(tokens),
@@ -176,7 +175,7 @@ class Engine:
     def abandon(self, error: str) -> StepResult:
         """Fail every request without touching the scheduler; for a host that gives the engine up after a fault."""
         for generation in self._live.values():
-            self._close(generation, FinishReason.ERROR)
+            self._conclude(generation, FinishReason.ERROR)
             self._record(generation, error, ENGINE_ERROR)
         self._live.clear()
         pool = PagePool(self._scheduler.pool.total, self._scheduler.pool.page_size)
@@ -273,7 +272,7 @@ class Engine:
     def _probe(self) -> None:
         """Run one token of nobody's. If even that raises, the model is at fault and not the requests."""
         pages = self._scheduler.pool.allocate(1)
-        token = Tokens(id="probe", tokens=[0], prompt_tokens=1, max_len=2, pages=pages)
+        token = TokenSequence(id="probe", tokens=[0], prompt_tokens=1, max_len=2, pages=pages)
         try:
             self._execute([Chunk(token, 0, 1)])
         except Exception as error:
@@ -311,10 +310,10 @@ class Engine:
         self, generation: Generation, reason: FinishReason, error: str | None = None, code: str | None = None
     ) -> None:
         """End a request for a reason that is not its own last token."""
-        self._close(generation, reason)
+        self._conclude(generation, reason)
         self._retire(generation, error, code)
 
-    def _close(self, generation: Generation, reason: FinishReason) -> None:
+    def _conclude(self, generation: Generation, reason: FinishReason) -> None:
         delta = generation.end(reason)
         if delta is not None:
             self._deltas.append(delta)

@@ -17,6 +17,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from itertools import chain
 
 import tokenizers
@@ -53,7 +54,7 @@ def fake_text() -> TextBundle:
 
 
 def fake_token(token_id: int, position: int) -> int:
-    """The token that follows `token_id` at `position - 1`: a small letter, or a space after some five of them."""
+    """The token at `position` that follows `token_id`: a small letter, or a space after five of them."""
     mixed = (token_id * 2654435761 + position * 40503) >> 3
     return ord(" ") if position % 6 == 5 and token_id != ord(" ") else ord("a") + mixed % 26
 
@@ -61,8 +62,16 @@ def fake_token(token_id: int, position: int) -> int:
 class FakeModel:
     """Fulfils `engine.batch.Model` in plain Python."""
 
-    def __init__(self, step_s: float = 0.0, context_len: int = 32768, kv_bytes_per_token: int = 1024) -> None:
-        text = fake_text()
+    def __init__(
+        self,
+        step_s: float = 0.0,
+        context_len: int = 32768,
+        kv_bytes_per_token: int = 1024,
+        text: TextBundle | None = None,
+        choose: Callable[[int, int], int] = fake_token,
+    ) -> None:
+        """`choose` gives the token that follows a token at a position."""
+        text = text or fake_text()
         self.info = ModelInfo(
             revision="fake-1",
             device="fake",
@@ -72,6 +81,7 @@ class FakeModel:
             text=text,
         )
         self.step_s = step_s
+        self._choose = choose
         self._page_size = 0
         self._pages = 0
         self._kv: dict[int, list[int]] = {}
@@ -97,7 +107,7 @@ class FakeModel:
         position = batch.positions[at] + 1
         assert batch.sampling.position[sampled] == position, "a row is sampled for another position"
         banned = batch.sampling.banned[sampled]
-        wanted = (*([END_ID] if end else []), fake_token(batch.token_ids[at], position))
+        wanted = (*(self.info.text.eos_token_ids if end else ()), self._choose(batch.token_ids[at], position))
         return next(token for token in chain(wanted, range(self.info.vocab_size)) if token not in banned)
 
     def _write(self, batch: Batch) -> None:

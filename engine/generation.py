@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.request import EngineRequest, FinishReason, RequestMetrics, RequestOutput, TokenDelta
-from engine.sequence import Sequence
+from engine.sequence import TokenSequence
 from text.detokenizer import Detokenizer
 from text.stop import StopMatcher
 from text.tokenizer import Tokenizer
@@ -12,7 +12,7 @@ from text.tokenizer import Tokenizer
 class Generation:
     """One request between its arrival and its output. The engine alone changes it."""
 
-    def __init__(self, request: EngineRequest, sequence: Sequence, tokenizer: Tokenizer, arrived_s: float) -> None:
+    def __init__(self, request: EngineRequest, sequence: TokenSequence, tokenizer: Tokenizer, arrived_s: float) -> None:
         params = request.params
         self.id = request.id
         self.sequence = sequence

@@ -12,14 +12,14 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from engine.memory import PagePool
-from engine.sequence import Sequence
+from engine.sequence import TokenSequence
 from engine.waiting import WaitingQueue
 
 
 class Chunk(NamedTuple):
     """Tokens `start : end` of a sequence, to be computed in this step."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     start: int
     end: int
 
@@ -34,8 +34,8 @@ class Plan:
     """One step's work. Every chunk has its pages; whoever was preempted has given them back."""
 
     chunks: tuple[Chunk, ...]
-    admitted: tuple[Sequence, ...]
-    preempted: tuple[Sequence, ...]
+    admitted: tuple[TokenSequence, ...]
+    preempted: tuple[TokenSequence, ...]
 
 
 class Scheduler:
@@ -52,14 +52,14 @@ class Scheduler:
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.running: list[Sequence] = []
+        self.running: list[TokenSequence] = []
         self.waiting = WaitingQueue()
 
-    def fits(self, sequence: Sequence) -> bool:
+    def fits(self, sequence: TokenSequence) -> bool:
         """Whether the sequence could run to its end if it had the pool for itself."""
         return self.pool.pages_for(sequence.kv_tokens) <= self.pool.total
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Let a sequence wait for its turn."""
         if not self.fits(sequence):
             raise ValueError(
@@ -68,7 +68,7 @@ class Scheduler:
             )
         self.waiting.push(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: TokenSequence) -> None:
         """Forget a sequence, running or waiting, and free its pages."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -78,11 +78,11 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Choose the next step's chunks."""
-        preempted: list[Sequence] = []
+        preempted: list[TokenSequence] = []
         admitted = self._admit(preempted) if self.waiting else []
         budget = self.max_num_batched_tokens
         chunks: list[Chunk] = []
-        longer: list[Sequence] = []
+        longer: list[TokenSequence] = []
         for sequence in tuple(self.running):
             if not sequence.pages:
                 continue  # preempted by one before it
@@ -94,7 +94,7 @@ class Scheduler:
         chunks += self._prefill(longer, budget)
         return Plan(tuple(chunks), tuple(admitted), tuple(preempted))
 
-    def _admit(self, preempted: list[Sequence]) -> list[Sequence]:
+    def _admit(self, preempted: list[TokenSequence]) -> list[TokenSequence]:
         """Admit from the head of the queue while slots, pages and the token budget allow it."""
         admitted = []
         budget = self._budget_left()
@@ -119,7 +119,7 @@ class Scheduler:
             budget -= min(sequence.remaining, _share(budget))
         return budget
 
-    def _victims(self, sequence: Sequence) -> list[Sequence] | None:
+    def _victims(self, sequence: TokenSequence) -> list[TokenSequence] | None:
         """Who has to be preempted so that the sequence can be admitted; None if it has to wait.
 
         Only requests of lower priority make way, and only if that is enough.
@@ -129,7 +129,7 @@ class Scheduler:
         wanted = self.pool.pages_for(len(sequence.tokens))
         free = self.pool.free_pages
         staying = len(self.running)
-        victims: list[Sequence] = []
+        victims: list[TokenSequence] = []
         while not ((victims or staying < self.max_num_seqs) and free >= wanted + staying):
             if not staying or self.running[staying - 1].priority <= sequence.priority:
                 return None
@@ -138,7 +138,7 @@ class Scheduler:
             free += len(self.running[staying].pages)
         return victims
 
-    def _grow(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
+    def _grow(self, sequence: TokenSequence, preempted: list[TokenSequence]) -> bool:
         """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""
         if len(sequence.tokens) <= len(sequence.pages) * self.pool.page_size:
             return True
@@ -150,7 +150,7 @@ class Scheduler:
         sequence.pages += self.pool.allocate(1)
         return True
 
-    def _prefill(self, sequences: list[Sequence], budget: int) -> list[Chunk]:
+    def _prefill(self, sequences: list[TokenSequence], budget: int) -> list[Chunk]:
         """Divide the budget in order of rank; one sequence takes at most half of it if the others can use the rest."""
         chunks = []
         wanted = sum(sequence.remaining for sequence in sequences)
@@ -163,14 +163,14 @@ class Scheduler:
             budget -= count
         return chunks
 
-    def _preempt(self, sequence: Sequence, preempted: list[Sequence]) -> None:
+    def _preempt(self, sequence: TokenSequence, preempted: list[TokenSequence]) -> None:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.preemptions += 1
         self.waiting.push_front(sequence)
         preempted.append(sequence)
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: TokenSequence) -> None:
         self.pool.free(sequence.pages)
         sequence.pages = []
         sequence.computed = 0

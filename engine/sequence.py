@@ -20,7 +20,7 @@ GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class TokenSequence:
     """Tokens on their way through the model.
 
     The scheduler gives and takes its pages, and sets `computed` to 0 when it takes them; the engine

@@ -143,7 +143,7 @@ class EngineThread:
             generation = self._engine.prepare(request, arrived_s)
         except RequestRefused as error:
             refused = error
-        except Exception as error:
+        except BaseException as error:  # a panic in the tokenizer's native code is no Exception
             log.exception("request %s can't be prepared", request.id)
             refused = RequestRefused(ENGINE_ERROR, f"{type(error).__name__}: {error}")
         else:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import redis
 from celery import Celery
-from celery.result import AsyncResult
+from celery.states import EXCEPTION_STATES, READY_STATES
 from headrace.contract import Job, JobRequest, new_job_id
 from headrace.wire import TASK_GENERATE, celery_config, queue_name
 from kombu import pools
@@ -38,6 +38,25 @@ def eventually(probe: Callable[[], T], within_s: float = 10.0, what: str = "") -
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within_s} s: {what or probe}")
         time.sleep(0.02)
+
+
+class Sent:
+    """A task that was sent: `AsyncResult` without its subscriptions, which outlive a broker that a test kills."""
+
+    def __init__(self, app: Celery, task_id: str) -> None:
+        self._app = app
+        self.id = task_id
+
+    @property
+    def state(self) -> str:
+        return str(self._app.backend.get_task_meta(self.id, cache=False)["status"])
+
+    def get(self, timeout: float) -> Any:
+        eventually(lambda: self.state in READY_STATES, timeout, f"task {self.id} is ready")
+        meta = self._app.backend.get_task_meta(self.id, cache=False)
+        if meta["status"] in EXCEPTION_STATES:
+            raise meta["result"]
+        return meta["result"]
 
 
 class WorkerProcess:
@@ -92,9 +111,11 @@ class WorkerProcess:
 
     @property
     def metrics_url(self) -> str:
-        found = re.search(r"metrics: port (\d+)|moved to (\d+)", self.log)
+        found = re.search(r"metrics: port \d+ is taken .* moved to (\d+)", self.log) or re.search(
+            r"metrics: port (\d+)", self.log
+        )
         assert found is not None
-        return f"http://127.0.0.1:{found[1] or found[2]}/metrics"
+        return f"http://127.0.0.1:{found[1]}/metrics"
 
 
 @dataclass
@@ -145,13 +166,15 @@ class Workplace:
 
     # -- producing -----------------------------------------------------------------------------
 
-    def send(self, task_id: str | None = None, **kwargs: Any) -> AsyncResult:
+    def send(self, task_id: str | None = None, **kwargs: Any) -> Sent:
         """A raw Celery producer's job: the whole request in the message."""
-        options = kwargs.pop("options", {})
+        options = {"queue": queue_name(MODEL), **kwargs.pop("options", {})}
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 32, "temperature": 0.0, **kwargs}
-        return self.app.send_task(
-            TASK_GENERATE, kwargs=body, task_id=task_id or new_job_id(), queue=queue_name(MODEL), **options
-        )
+        return self.send_task(kwargs=body, task_id=task_id or new_job_id(), **options)
+
+    def send_task(self, **options: Any) -> Sent:
+        """Whatever Celery lets one send to our task."""
+        return Sent(self.app, self.app.send_task(TASK_GENERATE, **options).id)
 
     def submit(self, **fields: Any) -> Job:
         """A job in the ledger, with its message sent the way the relay sends it."""

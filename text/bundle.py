@@ -26,7 +26,8 @@ class TextBundle:
 
     def to_bytes(self) -> bytes:
         """Compressed JSON, for the model cache and the ledger; equal bundles give equal bytes."""
-        return zlib.compress(json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode())
+        fields = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return zlib.compress(fields.encode())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TextBundle:

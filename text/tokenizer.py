@@ -50,4 +50,6 @@ class Tokenizer:
         return self._tokenizer.token_to_id(token)
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        # Unlike `encode`, this one lets other threads run, and takes no account of offsets.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return encoding.ids

@@ -54,10 +54,10 @@ def make_app(settings: Settings) -> Celery:
     """The application for one model."""
     os.environ.setdefault("CELERY_CUSTOM_WORKER_POOL", POOL)
     concurrency.ALIASES["custom"] = os.environ["CELERY_CUSTOM_WORKER_POOL"]
-    made = Celery("headrace", task_cls=JobTask, include=["worker.tasks"])
+    made = Celery("headrace", task_cls=JobTask, include=["worker.tasks", "worker.control"])
     made.conf.update(celery_config(settings.broker_url))
     made.conf.update(worker_config(settings))
-    # RELAY made.steps["worker"].add("worker.steps:RelayStep")
+    made.steps["worker"].add("worker.steps:RelayStep")
     made.steps["consumer"].add("worker.lease:LeaseStep")
     return made
 

@@ -30,9 +30,10 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         def on_task_received(message: Any) -> None:
             try:
                 handle(message)
-            except self.connection_errors:
-                raise
             except Exception as exc:
+                # kombu counts KeyError among the errors of a Redis connection; here it is one of the message.
+                if isinstance(exc, self.connection_errors) and not isinstance(exc, KeyError):
+                    raise
                 self.refuse(message, f"the message can't be read: {type(exc).__name__}")
 
         return on_task_received
@@ -41,7 +42,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         self.refuse(message, f"the body can't be decoded as {message.content_type}: {type(exc).__name__}")
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        self.refuse(message, f"the message is no task: {type(exc).__name__}")
+        self.refuse(message, f"the message is no task: {str(exc)[:200]}")
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         self.refuse(message, "the message names no task")

@@ -2,10 +2,10 @@
 
 Kombu stamps a message when it is received and never again, so a job that runs longer than the timeout
 is handed out twice. It hands back every message when a connection breaks, also those whose jobs run on
-here. And an acknowledgement through a dead connection is lost. So:
+here. And an acknowledgement through a dead connection is lost, or ends the worker. So:
 
 - every message that this worker holds is stamped again, well before anybody takes it for lost;
-- a broken connection hands back only messages whose jobs are not here;
+- a broken connection hands back only messages whose jobs are not here, and the next one adopts the others;
 - the messages of finished jobs are removed once more on the connection that is alive.
 """
 
@@ -37,6 +37,21 @@ class LeasedQoS(transport.QoS):
         """Delivery tags of the jobs that are in the pool."""
         return {slot.message.delivery_tag for slot in cls.pool.slots.values()} if cls.pool is not None else set()
 
+    def adopt(self, pool: EnginePool) -> None:
+        """Take over the messages of running jobs from the channel that broke: they are acknowledged here now."""
+        for slot in pool.slots.values():
+            message = slot.message.message
+            message.channel = self.channel
+            self._delivered[message.delivery_tag] = message
+
+    def ack(self, delivery_tag: str) -> None:
+        if not self.channel.closed:
+            super().ack(delivery_tag)  # type: ignore[no-untyped-call]
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not self.channel.closed:
+            super().reject(delivery_tag, requeue)  # type: ignore[no-untyped-call]
+
     def restore_unacked(self, client: Any = None) -> None:
         for tag in self.held() & set(self._delivered):
             self._delivered.pop(tag)
@@ -49,6 +64,19 @@ class LeasedQoS(transport.QoS):
             self._delivered.clear()
 
 
+class JobChannel(transport.Channel):
+    """A channel whose reader outlives what isn't even a message."""
+
+    QoS = LeasedQoS
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            log.error("something on the queue was no message and is gone: %s", type(exc).__name__)
+            return True
+
+
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Stamps the messages that are held, and shows that this worker consumes."""
 
@@ -57,8 +85,11 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
     def __init__(self, c: Any, **options: Any) -> None:
         super().__init__(c, **options)
         LeasedQoS.pool = c.pool
-        transport.Channel.QoS = LeasedQoS
+        transport.Transport.Channel = JobChannel
         self._timer: Any = None
+
+    def start(self, c: Any) -> None:
+        c.task_consumer.channel.qos.adopt(c.pool)
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         if self._timer is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionWithTraceback
+from celery.exceptions import InvalidTaskError
 from celery.platforms import signals as platform_signals
 from celery.worker.request import Request
 from celery.worker.state import task_ready
@@ -34,6 +35,8 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
+        if not isinstance(self.id, str) or not isinstance(self._kwargs, dict):
+            raise InvalidTaskError("the task's id is text and its keyword arguments are a mapping")
         self.revocation: Revocation | None = None
         self.wants_result: bool = not self.ignore_result
         """Whether somebody may call `AsyncResult.get()`; `worker.telemetry` stores it, off the hub thread."""

@@ -35,8 +35,10 @@ log = get_logger(__name__)
 
 FIRST_PID = 1_000_001
 """Celery only hands a pid back to the pool; these can't be mistaken for a process."""
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
 """How long jobs that are handed back may wait for the ledger before they are left to their leases."""
+IMPATIENCE_S = 1.0
+"""The same, while the ledger is known to be away."""
 
 
 class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
@@ -265,7 +267,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             now = time.monotonic()
             leaving = state.should_terminate is not None or not self.services.engine.healthy
             if give_up_s is None and (leaving or now >= (self._drain_until_s or 0.0)):
-                give_up_s = now + PATIENCE_S
+                give_up_s = now + (PATIENCE_S if self.services.writer.available() else IMPATIENCE_S)
                 log.warning("handing back %d jobs", len(self.slots))
                 for slot in list(self.slots.values()):
                     self.stop_job(slot, Cause.HAND_BACK, "the worker is leaving")

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 SEND_S = 3.0
 """How long the last events may take to be sent."""
-WRITE_S = 5.0
+WRITE_S = 2.0
 """How long the last rows may take to be written."""
 
 

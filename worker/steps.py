@@ -6,6 +6,10 @@ from typing import Any
 
 from celery import bootsteps
 
+from ledger.relay import Relay
+from ledger.transport import CeleryTransport
+from settings import get_settings
+
 
 class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Every worker also relays: it sends what the ledger wants sent, and repairs what the broker lost."""
@@ -14,14 +18,13 @@ class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
 
     def __init__(self, w: Any, **options: Any) -> None:
         super().__init__(w, **options)
-        self._relay: Any = None
+        self._relay: Relay | None = None
 
     def start(self, w: Any) -> None:
-        from ledger.relay import Relay
-
-        from settings import get_settings
-
-        self._relay = Relay(get_settings())
+        services = w.pool.services
+        settings = get_settings()
+        transport = CeleryTransport(settings.broker_url)
+        self._relay = Relay(services.ledger, transport, services.owner, settings.relay_interval_s, transport)
         self._relay.start()
 
     def stop(self, w: Any) -> None:

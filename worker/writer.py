@@ -29,6 +29,8 @@ BATCH_ROWS = 64
 BATCH_S = 0.02
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 5.0
+LAST_TRY_S = 3.0
+"""How long a transaction that is under way when the thread is told to end may take."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -144,7 +146,7 @@ class Writer(threading.Thread):
     def stop(self, patience_s: float) -> None:
         """Write what is left, for at most `patience_s`, and end the thread. What stays is in the spool."""
         self._inbox.put(lambda: self._leave(time.monotonic() + patience_s))
-        self.join(patience_s + self._lease_s)
+        self.join(patience_s + LAST_TRY_S)
         self._spool.close()
 
     def _drop(self, job_id: str) -> None:

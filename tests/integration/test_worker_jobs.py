@@ -20,7 +20,9 @@ def test_a_raw_producers_result_equals_the_ledgers(
 ) -> None:
     worker = start_worker()
     sent = workplace.send(max_tokens=12)
-    result = sent.get(timeout=10)
+    watched = workplace.app.AsyncResult(sent.id)
+    result = watched.get(timeout=10)
+    watched.forget()
     job = workplace.job(sent.id)
     assert job.status is JobStatus.SUCCEEDED
     assert job.result is not None

@@ -1,0 +1,89 @@
+"""Engines over models without weights, checked after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.engine import Engine, StepResult
+from engine.fake import FakeModel
+from engine.request import EngineRequest, RequestOutput, SamplingParams
+
+PAGE_BYTES = 4 * 1024
+"""Of the fake model, with pages of 4 tokens."""
+
+
+@dataclass
+class Bench:
+    """An engine whose deltas are collected and whose invariants are checked after each step."""
+
+    engine: Engine
+    model: FakeModel
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    admitted: list[str] = field(default_factory=list)
+
+    def add(self, id: str, prompt: str | Sequence[int], priority: int = 0, **params: object) -> None:  # noqa: A002
+        given = prompt if isinstance(prompt, str) else tuple(prompt)
+        sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params})  # type: ignore[arg-type]
+        self.engine.add(EngineRequest(id, sampling, given, priority=priority))
+
+    def step(self) -> StepResult:
+        result = self.engine.step()
+        self.engine.check()
+        self.admitted += [request_id for request_id, _ in result.admitted]
+        for delta in result.deltas:
+            assert delta.request_id not in self.outputs
+            assert delta.text or delta.token_ids
+            assert delta.offset == len(self.texts.get(delta.request_id, ""))
+            self.texts[delta.request_id] = self.texts.get(delta.request_id, "") + delta.text
+            self.tokens[delta.request_id] = self.tokens.get(delta.request_id, ()) + delta.token_ids
+        for output in result.finished:
+            assert output.request_id not in self.outputs
+            assert output.text == self.texts.get(output.request_id, "")
+            assert output.token_ids == self.tokens.get(output.request_id, ())
+            self.outputs[output.request_id] = output
+        return result
+
+    def run(self) -> dict[str, RequestOutput]:
+        while self.engine.has_work:
+            self.step()
+        stats = self.engine.stats()
+        assert stats.pages_free == stats.pages_total
+        assert (stats.running, stats.waiting) == (0, 0)
+        return self.outputs
+
+    def one(self, prompt: str | Sequence[int], **params: object) -> RequestOutput:
+        """The output of one request with the engine for itself."""
+        request_id = f"one-{len(self.outputs)}"
+        self.add(request_id, prompt, **params)
+        return self.run()[request_id]
+
+
+def make_bench(model: FakeModel | None = None, pages: int = 1000, **config: int) -> Bench:
+    model = model or FakeModel()
+    settings = {"page_size": 4, "kv_cache_bytes": pages * PAGE_BYTES, **config}
+    return Bench(Engine(model, EngineConfig("fake", **settings)), model)  # type: ignore[arg-type]
+
+
+def scripted(script: Sequence[int], prompt_tokens: int = 1, **options: object) -> FakeModel:
+    """A model that answers a prompt of `prompt_tokens` tokens with the script, again and again."""
+    return FakeModel(choose=lambda _token, at: script[(at - prompt_tokens) % len(script)], **options)  # type: ignore[arg-type]
+
+
+class RaisingModel(FakeModel):
+    """Raises while `broken` says so of a batch."""
+
+    def __init__(self, broken: Callable[[Batch], bool]) -> None:
+        super().__init__()
+        self.broken = broken
+        self.calls = 0
+
+    def execute(self, batch: Batch) -> list[int]:
+        self.calls += 1
+        if self.broken(batch):
+            raise RuntimeError("out of order")
+        return super().execute(batch)

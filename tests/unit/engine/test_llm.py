@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import engine
+from engine import LLM, EngineConfig, FinishReason, SamplingParams
+from engine.request import RequestRefused
+from engine.resident import load_resident
+
+
+def test_prompts_in_any_form_give_outputs_in_their_order() -> None:
+    with LLM("fake") as llm:
+        [one] = llm.generate("hello")
+        [ids] = llm.generate(list(b"hello"))
+        many = llm.generate(["hello", list(b"hello"), "bye"])
+        assert llm.generate([]) == []
+    assert one.text == ids.text == many[0].text == many[1].text != many[2].text
+    assert [output.prompt_token_ids for output in many] == [tuple(b"hello"), tuple(b"hello"), tuple(b"bye")]
+
+
+def test_parameters_are_for_all_or_for_each() -> None:
+    with LLM("fake") as llm:
+        assert [len(o.token_ids) for o in llm.generate(["a", "b"])] == [16, 16]
+        assert [len(o.token_ids) for o in llm.generate(["a", "b"], SamplingParams(max_tokens=3))] == [3, 3]
+        each = [SamplingParams(max_tokens=n) for n in (5, 2)]
+        assert [len(o.token_ids) for o in llm.generate(["a", "b"], each)] == [5, 2]
+        with pytest.raises(ValueError, match="2 prompts need as many"):
+            llm.generate(["a", "b"], each[:1])
+
+
+def test_chats_are_one_or_many() -> None:
+    hi, bye = [[{"role": "user", "content": text}] for text in ("hi", "bye")]
+    with LLM("fake") as llm:
+        [one] = llm.chat(hi)
+        both = llm.chat([hi, bye])
+        [raw] = llm.generate("<|user|>hi<|end|><|assistant|>")
+    assert one.text == both[0].text == raw.text
+    assert len(both) == 2
+
+
+def test_progress_counts_what_is_finished() -> None:
+    seen: list[tuple[int, int]] = []
+    with LLM("fake") as llm:
+        llm.generate(["a"] * 3, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_refused_prompt_is_raised_and_nothing_stays_behind() -> None:
+    with LLM("fake") as llm:
+        with pytest.raises(RequestRefused, match="empty"):
+            llm.generate(["a", ""])
+        assert [output.finish_reason for output in llm.generate("a")] == [FinishReason.LENGTH]
+
+
+def test_an_interrupted_run_leaves_nothing_behind() -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with LLM("fake") as llm:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b"], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=900)], interrupt)
+        assert len(llm.generate("a")) == 1
+
+
+def test_a_prompt_that_fails_has_an_output_with_the_error() -> None:
+    with LLM("fake") as llm:
+        bad, good = llm.generate(["<<raise>>", "a"])
+    assert (bad.finish_reason, good.finish_reason) == (FinishReason.ERROR, FinishReason.LENGTH)
+
+
+def test_the_configuration_is_checked() -> None:
+    with pytest.raises(ValueError, match="max_num_seqs must be at least 1"):
+        LLM("fake", max_num_seqs=0)
+
+
+def test_the_fake_model_is_found_by_its_name() -> None:
+    assert load_resident(EngineConfig("fake:context_len=99")).info.context_len == 99
+
+
+def test_the_public_names() -> None:
+    assert engine.__all__ == ["LLM", "EngineConfig", "FinishReason", "RequestOutput", "SamplingParams"]
+    assert all(hasattr(engine, name) for name in engine.__all__)
+
+
+def test_nothing_but_a_real_model_imports_torch() -> None:
+    code = (
+        "import sys, engine.scheduler, engine.thread; from engine import LLM; LLM('fake').generate('a');"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

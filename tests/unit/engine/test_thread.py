@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from headrace.contract import Reason
+
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.contract import EngineHost
+from engine.fake import FakeModel
+from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenDelta
+from engine.thread import EngineThread
+
+
+class Recorder:
+    """A listener that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, str]] = []
+        self.texts: dict[str, str] = {}
+        self.outputs: dict[str, RequestOutput] = {}
+        self.threads: set[str] = set()
+        self._changed = threading.Condition()
+
+    def on_admitted(self, request_id: str, admitted_s: float) -> None:
+        self._note("admitted", request_id)
+
+    def on_tokens(self, deltas: Sequence[TokenDelta]) -> None:
+        for delta in deltas:
+            self.texts[delta.request_id] = self.texts.get(delta.request_id, "") + delta.text
+            self._note("tokens", delta.request_id)
+
+    def on_finished(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            assert output.request_id not in self.outputs
+            self.outputs[output.request_id] = output
+            self._note("finished", output.request_id)
+
+    def _note(self, event: str, request_id: str) -> None:
+        with self._changed:
+            self.threads.add(threading.current_thread().name)
+            self.order.append((event, request_id))
+            self._changed.notify_all()
+
+    def wait(self, reached: Callable[[], bool], timeout_s: float = 20) -> None:
+        with self._changed:
+            assert self._changed.wait_for(reached, timeout_s), f"seen so far: {self.order[-20:]}"
+
+    def wait_for(self, *ids: str) -> list[RequestOutput]:
+        self.wait(lambda: set(ids) <= set(self.outputs))
+        return [self.outputs[request_id] for request_id in ids]
+
+    def wait_tokens(self, request_id: str) -> None:
+        self.wait(lambda: ("tokens", request_id) in self.order)
+
+
+def request(id: str, prompt: str = "a prompt", max_tokens: int = 6, **fields: Any) -> EngineRequest:  # noqa: A002
+    return EngineRequest(id, SamplingParams(max_tokens=max_tokens), prompt=prompt, **fields)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def make(recorder: Recorder) -> Iterator[Callable[..., EngineThread]]:
+    made: list[EngineThread] = []
+
+    def make(model: FakeModel | None = None, **config: Any) -> EngineThread:
+        made.append(EngineThread(model or FakeModel(), EngineConfig("fake", **config), recorder))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for host in made:
+        host.stop()
+
+
+Make = Callable[..., EngineThread]
+
+
+def test_a_request_is_admitted_streamed_and_finished_in_that_order(make: Make, recorder: Recorder) -> None:
+    host: EngineHost = make()
+    host.submit(request("a"))
+    [output] = recorder.wait_for("a")
+    assert recorder.order == [("admitted", "a"), *[("tokens", "a")] * 6, ("finished", "a")]
+    assert output.text == recorder.texts["a"]
+    assert recorder.threads == {"engine"}
+    host.check()
+
+
+def test_many_threads_may_submit(make: Make, recorder: Recorder) -> None:
+    host = make()
+    ids = [f"{thread}-{number}" for thread in range(4) for number in range(25)]
+
+    def submit(thread: int) -> None:
+        for number in range(25):
+            host.submit(request(f"{thread}-{number}"))
+
+    threads = [threading.Thread(target=submit, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {output.finish_reason for output in recorder.wait_for(*ids)} == {FinishReason.LENGTH}
+    assert host.stats().requests_finished == {"length": 100}
+
+
+def test_what_was_submitted_before_the_start_runs(recorder: Recorder) -> None:
+    host = EngineThread(FakeModel(), EngineConfig("fake"), recorder)
+    host.submit(request("a"))
+    assert host.stats().waiting == 1
+    host.start()
+    recorder.wait_for("a")
+    host.stop()
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (request("bad", prompt=""), Reason.INVALID_REQUEST),
+        (request("bad", prompt="x" * 5000), Reason.CONTEXT_LENGTH_EXCEEDED),
+        (EngineRequest("bad", SamplingParams()), Reason.INVALID_REQUEST),
+    ],
+)
+def test_a_request_that_cannot_run_ends_with_an_error_and_its_neighbours_go_on(
+    make: Make, recorder: Recorder, bad: EngineRequest, code: Reason
+) -> None:
+    host = make()
+    host.submit(request("good"))
+    host.submit(bad)
+    good, refused = recorder.wait_for("good", "bad")
+    assert good.finish_reason is FinishReason.LENGTH
+    assert (refused.finish_reason, refused.error_code) == (FinishReason.ERROR, code)
+    assert refused.error
+    assert ("admitted", "bad") not in recorder.order
+
+
+def test_a_request_whose_preparation_fails_ends_with_an_error(make: Make, recorder: Recorder) -> None:
+    host = make()
+    broken: Any = ({"role": "user", "content": 5},)
+    host.submit(EngineRequest("bad", SamplingParams(), messages=broken))
+    [output] = recorder.wait_for("bad")
+    assert (output.finish_reason, output.error_code) == (FinishReason.ERROR, Reason.ENGINE_ERROR)
+
+
+def test_an_id_that_is_live_is_refused_to_the_caller(make: Make, recorder: Recorder) -> None:
+    host = make(FakeModel(step_s=0.01))
+    host.submit(request("a", max_tokens=1000))
+    with pytest.raises(ValueError, match="in the engine already"):
+        host.submit(request("a"))
+    host.abort("a")
+    recorder.wait_for("a")
+    recorder.outputs.clear()
+    host.submit(request("a"))
+    recorder.wait_for("a")
+
+
+def test_an_abort_ends_a_running_request(make: Make, recorder: Recorder) -> None:
+    host = make(FakeModel(step_s=0.002))
+    host.submit(request("a", max_tokens=100_000))
+    recorder.wait_tokens("a")
+    host.abort("a")
+    host.abort("a")
+    host.abort("nobody")
+    [output] = recorder.wait_for("a")
+    assert output.finish_reason is FinishReason.ABORT
+    assert output.text == recorder.texts["a"]
+    host.check()
+    stats = host.stats()
+    assert stats.pages_free == stats.pages_total
+
+
+def test_an_abort_right_after_the_submit_is_kept(make: Make, recorder: Recorder) -> None:
+    """Even while the prompt is being tokenised."""
+    host = make()
+    ids = [str(number) for number in range(30)]
+    for number in ids:
+        host.submit(request(number, prompt="x" * 3000, max_tokens=900))
+        host.abort(number)
+    assert {output.finish_reason for output in recorder.wait_for(*ids)} == {FinishReason.ABORT}
+    host.check()
+
+
+def test_a_listener_that_raises_is_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    class Rude(Recorder):
+        def on_admitted(self, request_id: str, admitted_s: float) -> None:
+            raise RuntimeError("rude")
+
+        on_tokens = on_admitted  # type: ignore[assignment]
+
+        def on_finished(self, outputs: Sequence[RequestOutput]) -> None:
+            super().on_finished(outputs)
+            raise RuntimeError("rude")
+
+    recorder = Rude()
+    host = EngineThread(FakeModel(), EngineConfig("fake"), recorder)
+    host.start()
+    with caplog.at_level(logging.ERROR):
+        for name in ("a", "b"):
+            host.submit(request(name))
+            recorder.wait_for(name)
+        host.stop()
+    assert caplog.text.count("listener raised") >= 4
+    assert host.healthy
+
+
+def test_a_request_at_fault_fails_alone(make: Make, recorder: Recorder) -> None:
+    host = make()
+    for name in ("a", "b", "c"):
+        host.submit(request(name, prompt="<<raise:3>>" if name == "b" else "a prompt"))
+    a, b, c = recorder.wait_for("a", "b", "c")
+    assert (a.finish_reason, b.finish_reason, c.finish_reason) == ("length", "error", "length")
+    assert host.healthy
+    host.check()
+
+
+class Broken(FakeModel):
+    """Breaks down for good once `broken` is set."""
+
+    broken = False
+
+    def execute(self, batch: Batch) -> list[int]:
+        if self.broken:
+            raise RuntimeError("device lost")
+        time.sleep(0.002)
+        return super().execute(batch)
+
+
+def test_a_broken_model_fails_everything_and_is_visible(
+    make: Make, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Broken()
+    host = make(model, max_num_seqs=1)
+    healthy_when_told: list[bool] = []
+    tell = recorder.on_finished
+    recorder.on_finished = lambda outputs: (healthy_when_told.append(host.healthy), tell(outputs))  # type: ignore[method-assign,assignment,func-returns-value]
+    host.submit(request("runs", max_tokens=100_000))
+    host.submit(request("waits"))
+    recorder.wait_tokens("runs")
+    model.broken = True
+    for output in recorder.wait_for("runs", "waits"):
+        assert (output.finish_reason, output.error_code) == (FinishReason.ERROR, Reason.ENGINE_ERROR)
+    assert healthy_when_told == [False]
+    assert not host.healthy
+    assert "device lost" in (host.stats().failure or "")
+    host.submit(request("late"))
+    [late] = recorder.wait_for("late")
+    assert late.error == host.stats().failure
+    assert (host.stats().running, host.stats().waiting) == (0, 0)
+
+
+def test_stop_aborts_what_runs_and_what_waits(recorder: Recorder) -> None:
+    host = EngineThread(FakeModel(step_s=0.002), EngineConfig("fake", max_num_seqs=1), recorder)
+    host.start()
+    ids = ["runs", "waits", "arrives"]
+    for name in ids:
+        host.submit(request(name, max_tokens=100_000))
+    recorder.wait_tokens("runs")
+    host.stop()
+    host.stop()
+    assert {recorder.outputs[name].finish_reason for name in ids} == {FinishReason.ABORT}
+    host.check()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("engine")]
+    with pytest.raises(RuntimeError, match="stopping"):
+        host.submit(request("late"))
+
+
+def test_stop_before_the_start_ends_what_was_submitted(recorder: Recorder) -> None:
+    host = EngineThread(FakeModel(), EngineConfig("fake"), recorder)
+    host.submit(request("a"))
+    host.stop()
+    assert recorder.outputs["a"].finish_reason is FinishReason.ABORT
+
+
+def test_an_idle_engine_sleeps(make: Make, recorder: Recorder) -> None:
+    host = make()
+    host.submit(request("a"))
+    recorder.wait_for("a")
+    steps, used_s = host.stats().steps, time.process_time()
+    time.sleep(0.3)
+    assert host.stats().steps == steps
+    assert time.process_time() - used_s < 0.1
+
+
+def test_the_admission_cap_holds_back_and_lets_go(make: Make, recorder: Recorder) -> None:
+    host = make(FakeModel(step_s=0.001))
+    host.set_max_num_seqs(0)
+    host.submit(request("a"))
+    host.check()
+    time.sleep(0.05)
+    assert "a" not in recorder.outputs
+    assert (host.stats().waiting, host.stats().max_num_seqs) == (1, 0)
+    host.set_max_num_seqs(2)
+    recorder.wait_for("a")
+
+
+def test_tokens_go_on_while_a_long_prompt_is_tokenised(make: Make, recorder: Recorder) -> None:
+    """The step loop doesn't tokenise: steps happen between a long prompt's submission and its refusal."""
+    host = make(FakeModel(step_s=0.001), max_seq_len=30_000)
+    host.submit(request("runs", max_tokens=20_000))
+    recorder.wait_tokens("runs")
+    before = host.stats().generation_tokens
+    host.submit(request("long", prompt="word " * 200_000))
+    recorder.wait_for("long")
+    assert host.stats().generation_tokens - before > 10
+    host.abort("runs")
+    recorder.wait_for("runs")
