@@ -10,11 +10,12 @@ from anyio import CapacityLimiter, to_thread
 from headrace.contract import JobRequest, ModelCard
 from headrace.errors import NotFound
 from headrace.validation import invalid
-from text.limits import PromptRefused, check_prompt
-from text.tokenizer import Tokenizer
 
+from api.threads import LedgerThreads
 from ledger.contract import LedgerProtocol
 from text.bundle import TextBundle
+from text.limits import PromptRefused, check_prompt
+from text.tokenizer import Tokenizer
 
 CARDS_TTL_S = 2.0
 KEPT_TOKENIZERS = 8
@@ -23,7 +24,7 @@ KEPT_TOKENIZERS = 8
 class Admission:
     """Model cards and tokenizers of the models that workers have registered, kept by revision."""
 
-    def __init__(self, ledger: LedgerProtocol, threads: CapacityLimiter) -> None:
+    def __init__(self, ledger: LedgerProtocol, threads: LedgerThreads) -> None:
         self._ledger = ledger
         self._threads = threads
         self._encoding = CapacityLimiter(2)
@@ -35,7 +36,7 @@ class Admission:
     async def cards(self, *, fresh: bool = False) -> dict[str, ModelCard]:
         """The registered models by name, read again after two seconds."""
         if fresh or time.monotonic() - self._read_s > CARDS_TTL_S:
-            self._cards = await to_thread.run_sync(self._ledger.models, limiter=self._threads)
+            self._cards = await self._threads.call(self._ledger.models)
             self._read_s = time.monotonic()
         return self._cards
 
@@ -78,7 +79,7 @@ class Admission:
         key = (card.id, card.revision)
         async with self._loading:
             if key not in self._tokenizers:
-                tokenizer = await to_thread.run_sync(self._load, card.id, limiter=self._threads)
+                tokenizer = await self._threads.call(self._load, card.id)
                 while len(self._tokenizers) >= KEPT_TOKENIZERS:
                     del self._tokenizers[next(iter(self._tokenizers))]
                 self._tokenizers[key] = tokenizer

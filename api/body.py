@@ -63,7 +63,7 @@ def _check_type(request: Request) -> None:
 
 async def _read(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
+    if declared.isdecimal() and int(declared) > max_bytes:
         _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0

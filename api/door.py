@@ -7,23 +7,23 @@ import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, ParamSpec, TypeVar
 
 import redis.asyncio
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import Depends, Request
+from headrace.contract import Job, new_job_id
 from headrace.wire import WORKER_KEY_PREFIX
-from ledger.relay import Relay
 
 from api.admission import Admission
 from api.metrics import Metrics
+from api.threads import LedgerThreads
 from api.watch import EndWatch
 from ledger import Ledger
 from ledger.contract import LedgerUnavailable
+from ledger.relay import Relay
+from ledger.transport import CeleryTransport
 from settings import Settings
-
-LEDGER_THREADS = 16
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,13 +38,16 @@ class Door:
     watch: EndWatch
     admission: Admission
     metrics: Metrics
-    threads: CapacityLimiter
+    threads: LedgerThreads
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process stops: whoever holds an answer back gives it now."""
 
     async def call(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one of the ledger's methods on a thread."""
-        return await to_thread.run_sync(partial(method, *args, **kwargs), limiter=self.threads)
+        return await self.threads.call(method, *args, **kwargs)
+
+    async def job(self, job_id: str) -> Job | None:
+        return await self.call(self.ledger.get, job_id)
 
     async def workers(self) -> dict[str, str]:
         """Names of the workers that consume now, with their models; an unreadable entry doesn't count."""
@@ -52,7 +55,7 @@ class Door:
         found: dict[str, str] = {}
         for key, value in zip(keys, await self.broker.mget(keys) if keys else [], strict=True):
             with suppress(ValueError, TypeError, KeyError):
-                found[key.removeprefix(WORKER_KEY_PREFIX)] = str(json.loads(value)["model"])
+                found[key.removeprefix(WORKER_KEY_PREFIX)] = str(json.loads(value or "")["model"])
         return found
 
     async def sample_jobs(self) -> None:
@@ -65,13 +68,14 @@ class Door:
 @asynccontextmanager
 async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]:
     """Open everything; neither broker nor database has to be there yet."""
-    threads = CapacityLimiter(LEDGER_THREADS)
+    threads = LedgerThreads()
     ledger = Ledger(settings.ledger_url)
     broker = redis.asyncio.Redis.from_url(settings.broker_url, decode_responses=True, socket_connect_timeout=2.0)
-    relay = Relay(ledger, settings.broker_url, settings.relay_interval_s)
+    transport = CeleryTransport(settings.broker_url)
+    relay = Relay(ledger, transport, f"api-{new_job_id()}", settings.relay_interval_s, broker=transport)
 
     async def ended(job_ids: Collection[str]) -> frozenset[str]:
-        return await to_thread.run_sync(ledger.ended, job_ids, limiter=threads)
+        return await threads.call(ledger.ended, list(job_ids))
 
     watch = EndWatch(broker, ended)
     door = Door(settings, ledger, broker, relay, watch, Admission(ledger, threads), metrics, threads)
@@ -82,6 +86,7 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
     finally:
         door.closing.set()
         await to_thread.run_sync(relay.stop)
+        transport.close()
         await broker.aclose()
         ledger.close()
 

@@ -22,7 +22,7 @@ from ledger.contract import LedgerUnavailable
 BLOCK_S = 1.0
 """How long one read waits for the stream's next entry: the most that a shutdown waits for a reader."""
 ENTRIES = 256
-_STREAM_ID = re.compile(r"(\d{1,20})-(\d{1,20})")
+_STREAM_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 Entry = tuple[str, StateEvent | TokenEvent]
 
@@ -47,7 +47,7 @@ class Follower:
     async def frames(self) -> AsyncIterator[bytes]:
         """SSE frames until the job has ended or the process stops."""
         with self._door.watch.waiting(self._job.id) as ended:
-            self._job = await self._door.call(self._door.ledger.get, self._job.id) or self._job
+            await self._refresh()
             if not self._job.status.terminal:
                 yield self._state(None)
             spoken_s = time.monotonic()
@@ -100,7 +100,7 @@ class Follower:
         """Read the job again; whether its state or attempt is another."""
         before = (self._job.status, self._job.attempt)
         try:
-            self._job = await self._door.call(self._door.ledger.get, self._job.id) or self._job
+            self._job = await self._door.job(self._job.id) or self._job
         except LedgerUnavailable:
             return False
         return before != (self._job.status, self._job.attempt)

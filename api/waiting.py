@@ -20,7 +20,7 @@ async def hold(door: Door, request: Request, job: Job, wait_s: float) -> Job:
         released = [asyncio.create_task(_gone(request)), asyncio.create_task(_closing(door))]
         try:
             while True:
-                job = await door.call(door.ledger.get, job.id) or job
+                job = await door.job(job.id) or job
                 left_s = until_s - time.monotonic()
                 if job.status.terminal or left_s <= 0 or any(task.done() for task in released):
                     return job

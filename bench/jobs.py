@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from headrace import Client, JobStatus
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.export import export_model
@@ -23,7 +24,6 @@ from bench.workload import Workload, make_workload
 from cli.bringup import Plan, Screen, Stack
 from cli.instance import sole
 from cli.signals import Interrupt, interrupts
-from headrace import Client, JobStatus
 from settings import Settings, get_settings, settings_with
 
 HERE = Path(__file__).parent

@@ -134,6 +134,7 @@ def _wait(client: Client, job_id: str, timeout: float | None) -> Job:
 
 def _stream(client: Client, job: Job, timeout: float | None) -> None:
     from headrace import JobFailed, JobTimeout
+
     from cli.render import facts
 
     try:
@@ -248,6 +249,7 @@ def list_jobs(
         print_json([job.model_dump(mode="json", exclude_none=True) for job in jobs])
         return
     from headrace.contract import utc_now
+
     from cli.render import listing
 
     out.print(listing(jobs, utc_now()) if jobs else "no jobs")

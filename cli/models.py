@@ -13,6 +13,7 @@ from cli.output import Failure, err, out, print_json
 
 if TYPE_CHECKING:
     from headrace.contract import ModelCard
+
     from settings import Settings
 
 app = typer.Typer(help="Fetch, list and announce models.", no_args_is_help=True)
@@ -108,9 +109,10 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
 
 def register_model(settings: Settings, database_url: str) -> ModelCard:
     """Write the card of the configured model to the ledger."""
+    from headrace.contract import ModelCard
+
     from engine.config import EngineConfig
     from engine.model import load_text
-    from headrace.contract import ModelCard
     from ledger import Ledger
 
     text, revision, context_len = load_text(EngineConfig(model=settings.model.model_path, cache=settings.cache))

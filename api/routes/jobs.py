@@ -57,7 +57,7 @@ def known_id(job_id: str) -> str:
 
 
 async def find(door: Door, job_id: str) -> Job:
-    job = await door.call(door.ledger.get, known_id(job_id))
+    job = await door.job(known_id(job_id))
     if job is None:
         raise unknown_job(job_id)
     return job

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ledger import Ledger
-from ledger.contract import LedgerUnavailable
+from headrace.contract import JobStatus
 from sqlalchemy.exc import SQLAlchemyError
 
 from cli.checks.broker import clock
 from cli.checks.finding import Finding, Reporter
 from cli.output import first_line
 from cli.services import masked
-from headrace.contract import JobStatus
+from ledger import Ledger
+from ledger.contract import LedgerUnavailable
 from settings import Settings
 
 ledger = Reporter("ledger")

@@ -154,7 +154,7 @@ def call(request: Send, model: type[M], retries: int) -> Flow[M]:
 def retry_after_s(response: httpx.Response, backoff: Backoff) -> float:
     """What the server asks for, but never more than a quarter of a minute."""
     value = response.headers.get("retry-after", "")
-    return min(float(value), 15.0) if value.isdigit() else backoff.delay_s()
+    return min(float(value), 15.0) if value.isdecimal() else backoff.delay_s()
 
 
 def submit(request: JobRequest, retries: int) -> Flow[Job]:

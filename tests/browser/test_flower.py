@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from headrace import Client, Job, JobStatus
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from headrace import Client, Job, JobStatus
 from ledger import Ledger
 from tests.integration.up_process import Up
 

@@ -13,11 +13,12 @@ import httpx
 import pytest
 import redis
 import tokenizers
-from api.app import create_app
-from api.main import Server
 from headrace.contract import Job, JobResult, JobStatus, ModelCard, Reason, Timings, Usage
 from headrace.events import StateEvent, TokenEvent
 from headrace.wire import DONE_CHANNEL, STREAM_TTL_S, WORKER_KEY_TTL_S, stream_key, worker_key
+
+from api.app import create_app
+from api.main import Server
 from ledger import Ledger
 from ledger.contract import Claim, Lease, Outcome, Verdict
 from ledger.migrate import upgrade

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 from headrace.contract import Job
-from ledger.migrate import upgrade
 
+from ledger.migrate import upgrade
 from tests.conftest import Broker, free_port
 from tests.integration.api.conftest import ApiServer, HandWorker, api_settings
 
@@ -44,7 +44,8 @@ def test_a_database_without_tables_is_told_with_what_to_do(database_url: str, br
     assert submission.status_code == 503
 
 
-def test_it_starts_and_answers_without_broker_and_database(tmp_path: Path) -> None:
+def test_it_starts_and_answers_without_broker_and_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger.database.RETRY_FOR_S", 0.2)
     nowhere = f"postgresql+psycopg://nobody@127.0.0.1:{free_port()}/none"
     settings = api_settings(nowhere, f"redis://127.0.0.1:{free_port()}/0", tmp_path)
     with ApiServer(settings).running() as server, httpx.Client(base_url=server.url, timeout=60) as http:

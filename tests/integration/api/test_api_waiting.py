@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 from headrace.contract import Job, JobStatus
+
 from ledger import Ledger
 from ledger.migrate import upgrade
-
 from tests.conftest import Broker
 from tests.integration.api.conftest import ApiServer, HandWorker, api_settings
 

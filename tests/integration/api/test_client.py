@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -19,7 +18,6 @@ from headrace import (
     Conflict,
     ConnectionFailed,
     HeadraceError,
-    Job,
     JobFailed,
     JobStatus,
     JobTimeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -135,22 +136,23 @@ def test_run_raises_for_an_end_without_success(producer: Producer, queue: Queue)
 
 
 def test_cancel_reaches_the_workers(producer: Producer, queue: Queue) -> None:
+    heard: list[dict[str, Any]] = []
+
+    def drain(connection: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.2)
+
     with queue.app.connection_for_read() as connection:
-        heard: list[Any] = []
-        mailbox = queue.app.control.mailbox("w1@here")
-        mailbox.connection = connection
-        node = mailbox.Node("w1@here", channel=connection.channel())
-        node.handlers["revoke"] = lambda *args, **kwargs: heard.append((args, kwargs))
+        mailbox = queue.app.control.mailbox(connection)
+        handlers = {"revoke": lambda _, **told: heard.append(told)}
+        node = mailbox.Node("w1@here", state=object(), handlers=handlers, channel=connection.channel())
         with node.listen():
+            drain(connection)
             producer.cancel("j")
             until_s = time.monotonic() + 5
             while not heard and time.monotonic() < until_s:
-                try:
-                    connection.drain_events(timeout=0.2)
-                except TimeoutError:
-                    continue
-    ((_, told),) = heard
-    assert (told["task_id"], told["terminate"]) == ("j", True)
+                drain(connection)
+    assert [(told["task_id"], told["terminate"]) for told in heard] == [("j", True)]
 
 
 def test_without_a_broker_everything_ends_soon_and_says_so() -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from headrace.wire import VISIBILITY_TIMEOUT_S, worker_key
 from typer.testing import CliRunner
 
 from cli.checks import machine
@@ -17,7 +18,6 @@ from cli.checks.finding import Finding, Level, Reporter
 from cli.checks.ledger import check_ledger
 from cli.checks.machine import check_machine
 from cli.main import app
-from headrace.wire import VISIBILITY_TIMEOUT_S, worker_key
 from ledger import migrate
 from settings import Settings, get_settings
 

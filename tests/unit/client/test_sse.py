@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import UTC, datetime
 
@@ -49,7 +50,7 @@ class TestEventDecoder:
         wire = 'id: 1-0\ndata: {"text":"\u20ac \U0001f600"}\n\n: k\n\nid: 2-0\ndata: y\n\n'.encode()
         marks = sorted({0, len(wire), *(c for c in cuts if c < len(wire))})
         decoder = EventDecoder()
-        found = [e for a, b in zip(marks, marks[1:], strict=False) for e in decoder.feed(wire[a:b])]
+        found = [e for a, b in itertools.pairwise(marks) for e in decoder.feed(wire[a:b])]
         assert found == EventDecoder().feed(wire)
 
 
