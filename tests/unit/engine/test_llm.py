@@ -15,7 +15,8 @@ def test_prompts_in_any_form_give_outputs_in_their_order() -> None:
     with LLM("fake") as llm:
         [one] = llm.generate("hello")
         [ids] = llm.generate(list(b"hello"))
-        many = llm.generate(["hello", list(b"hello"), "bye"])
+        prompts: list[str | list[int]] = ["hello", list(b"hello"), "bye"]
+        many = llm.generate(prompts)
         assert llm.generate([]) == []
     assert one.text == ids.text == many[0].text == many[1].text != many[2].text
     assert [output.prompt_token_ids for output in many] == [tuple(b"hello"), tuple(b"hello"), tuple(b"bye")]
