@@ -49,12 +49,12 @@ class Decoder:
         self.spec = spec
         self.kernels = kernels
         self.dtype = dtype
-        self._weights = weights
+        self.weights = weights
         self._scale = 1 / math.sqrt(spec.head_size)
 
     def forward(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
         """Tokens [T] and the KV pool of each layer -> logits float32 [S, V] of `rows` [S]."""
-        kernels, spec, weights = self.kernels, self.spec, self._weights
+        kernels, spec, weights = self.kernels, self.spec, self.weights
         meta = kernels.prepare(meta, self.dtype)
         residual = kernels.embed(weights.embedding, token_ids)
         x = kernels.rms_norm(residual, weights.layers[0].attn_norm, spec.norm_eps, self.dtype)
@@ -75,7 +75,7 @@ class Decoder:
         kernels, spec = self.kernels, self.spec
         qkv = layer.qkv(x).view(len(x), -1, spec.head_size)
         q = kernels.rotary_kv_write(
-            qkv, self._weights.cos_sin, meta, kv, layer.q_norm, layer.k_norm, norm_eps=spec.norm_eps
+            qkv, self.weights.cos_sin, meta, kv, layer.q_norm, layer.k_norm, norm_eps=spec.norm_eps
         )
         attended = kernels.paged_attention(q, kv, meta, self._scale)
         return layer.output(attended.view(len(x), -1))
