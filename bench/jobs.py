@@ -19,7 +19,7 @@ from headrace import Client, JobStatus
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.export import export_model
-from bench.report import Report, Round
+from bench.report import SIDES, Report, Round
 from bench.workload import Workload, make_workload
 from cli.bringup import Plan, Screen, Stack
 from cli.instance import sole
@@ -35,13 +35,17 @@ def main() -> None:
     settings = get_settings()
     model_directory = export_model(settings.model.model_path, settings.cache)
     encode = encoder(model_directory)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as home, interrupts() as interrupt:
-        with instance(Path(home), interrupt) as stack, naive_worker(stack, model_directory) as naive:
-            report = Report([], args.jobs, args.max_tokens, machine())
-            report.sides["naive"] = naive_facts(naive)
-            warm_up(stack, naive, encode)
-            run_rounds(args, report, stack, naive, encode)
-            report.sides["headrace"] = headrace_facts(stack)
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-bench-") as home,
+        interrupts() as interrupt,
+        instance(Path(home), interrupt) as stack,
+        naive_worker(stack, model_directory) as naive,
+    ):
+        report = Report([], args.jobs, args.max_tokens, machine())
+        report.sides["naive"] = naive_facts(naive)
+        warm_up(stack, naive, encode)
+        run_rounds(args, report, stack, naive, encode)
+        report.sides["headrace"] = headrace_facts(stack)
     report.write(args.out)
     print((args.out / "RESULTS.md").read_text())
 
@@ -109,14 +113,14 @@ def run_rounds(
         bar = progress.add_task("", total=2 * args.rounds)
         for number in range(args.rounds):
             work = make_workload(encode, args.jobs, args.max_tokens, number)
-            for name, run in (
-                ("naive", lambda: run_naive(naive, work.subset(min(args.naive_jobs, args.jobs)))),
-                ("headrace", lambda: run_headrace(stack, work)),
-            ):
-                progress.update(bar, description=f"round {number + 1} of {args.rounds}: {name}")
-                done = run()
+            for side in SIDES:
+                progress.update(bar, description=f"round {number + 1} of {args.rounds}: {side}")
+                if side == "naive":
+                    done = run_naive(naive, work.subset(min(args.naive_jobs, args.jobs)))
+                else:
+                    done = run_headrace(stack, work)
                 report.rounds.append(done)
-                progress.print(f"round {number + 1} {name:>8}: {done.tokens_per_second:8.1f} tokens/s")
+                progress.print(f"round {number + 1} {side:>8}: {done.tokens_per_second:8.1f} tokens/s")
                 progress.advance(bar)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+SIDES = ("naive", "headrace")
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -54,7 +56,7 @@ class Report:
             "jobs": self.jobs,
             "max_tokens": self.max_tokens,
             "ratio": round(self.ratio, 2),
-            "median_tokens_per_second": {side: round(median(self.rates(side)), 1) for side in ("naive", "headrace")},
+            "median_tokens_per_second": {side: round(median(self.rates(side)), 1) for side in SIDES},
             "setting": self.setting,
             "sides": self.sides,
             "rounds": [asdict(one) | {"tokens_per_second": round(one.tokens_per_second, 1)} for one in self.rounds],
@@ -69,17 +71,17 @@ class Report:
             "",
             f"**{self.ratio:.1f} times the throughput**: {headrace:.0f} against {naive:.0f} tokens a second.",
             "",
-            f"{self.jobs} jobs with prompts of 32 to 256 tokens, {self.max_tokens} new tokens each, greedy, end-of-text "
-            "ignored, all submitted at once through a real queue; the time runs from the first submission to the last "
-            "result. Both sides run side by side on one machine and take turns; a round's prompts are new to both.",
+            f"{self.jobs} jobs with prompts of 32 to 256 tokens, {self.max_tokens} new tokens each, greedy, "
+            "end of text ignored, all submitted at once through a real queue; the time runs from the first submission "
+            "to the last result. Both sides run side by side on one machine and take turns; a round's prompts are new to both.",
             "",
             "| | median tokens/s | lowest | highest | all jobs take | rounds |",
             "|---|---|---|---|---|---|",
             self._row("Celery and `transformers`, one job at a time", "naive"),
             self._row("Headrace", "headrace"),
             "",
-            f"The naive worker is slow, so each round gives it {naive_jobs} of the jobs, evenly spaced in length, and its "
-            "own rate says how long all would take.",
+            f"The naive worker is slow, so each round gives it {naive_jobs} of the jobs, evenly spaced in length, and "
+            "its own rate says how long all would take.",
             "",
         ]
         if sizes:

@@ -78,8 +78,7 @@ def _produce(api_url: str, model: str, max_tokens: int) -> dict[str, str]:
     program = Path(__file__).with_name("demo_producer.py")
     done = subprocess.run(  # noqa: S603
         [sys.executable, str(program), api_url, model, str(max_tokens)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=120,
         check=False,

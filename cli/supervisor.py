@@ -81,7 +81,7 @@ class Child:
 
     def start(self) -> None:
         tether = [sys.executable, "-S", "-E", str(Path(__file__).with_name("tether.py")), str(os.getpid())]
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603
             [*tether, *self.service.argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -156,7 +156,7 @@ class Supervisor:
         return child
 
     def wait_ready(self, children: Sequence[Child]) -> None:
-        """Return when all are ready. Raises Failure if one ends or takes too long, KeyboardInterrupt if told to stop."""
+        """Return when all are ready. Raises Failure if one ends or is late, KeyboardInterrupt if told to stop."""
         while pending := [child for child in children if child.state is not State.READY]:
             for child in pending:
                 status = child.exit_status()

@@ -18,7 +18,7 @@ def main() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             sys.exit(f"{command[0]}: the parent has ended")
-    os.execvp(command[0], command)
+    os.execvp(command[0], command)  # noqa: S606
 
 
 main()

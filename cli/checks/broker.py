@@ -99,7 +99,7 @@ def _persistence(info: dict[str, Any]) -> Finding:
 
 
 def _unrenewed(client: redis.Redis) -> Finding:
-    """The receive time of the oldest unacknowledged message: a live worker renews its own every quarter of the limit."""
+    """The age of the oldest unacknowledged message: a live worker renews its own every quarter of the limit."""
     oldest = client.zrange("unacked_index", 0, 0, withscores=True)
     if not oldest:
         return broker.ok("no message waits for an acknowledgement")
