@@ -17,8 +17,8 @@ from worker.draft import ClaimedJob, Draft, ended, refused, stopped
 from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
 from worker.generation import Generation
 from worker.intake import raw_text, read_claim, rejected_id
+from worker.orders import Rejection
 from worker.slot import Cause, Slot, Stop
-from worker.writer import Rejection
 
 log = get_logger(__name__)
 
