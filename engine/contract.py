@@ -56,6 +56,11 @@ class EngineHost(Protocol):
         """False once the engine's loop has failed (`EngineStats.failure`). It doesn't recover: replace the process."""
         ...
 
+    @property
+    def max_seq_len(self) -> int:
+        """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
+        ...
+
     def start(self) -> None: ...
 
     def submit(self, request: EngineRequest) -> None:

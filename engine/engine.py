@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.batch import Model, build_batch
 from engine.config import EngineConfig
 from engine.contract import EngineStats
+from engine.counters import Counters
 from engine.generation import Generation
 from engine.memory import PagePool
 from engine.request import (
@@ -20,7 +19,6 @@ from engine.request import (
     RequestMetrics,
     RequestOutput,
     RequestRefused,
-    SamplingParams,
     TokenDelta,
 )
 from engine.scheduler import Chunk, Plan, Scheduler
@@ -33,8 +31,6 @@ log = logging.getLogger(__name__)
 ENGINE_ERROR = "engine_error"
 """`RequestOutput.error_code` of a request that failed while it ran."""
 DEFAULT_KV_CACHE_BYTES = 2**30
-GREEDY_BELOW = 1e-5
-"""Temperatures under it choose the likeliest token."""
 
 
 class ModelFailed(RuntimeError):
@@ -76,13 +72,7 @@ class Engine:
         self._deltas: list[TokenDelta] = []
         self._finished: list[RequestOutput] = []
         self._arrivals = 0
-        self._steps = 0
-        self._last_step_s = time.monotonic()
-        self._prompt_tokens = 0
-        self._generation_tokens = 0
-        self._preemptions = 0
-        self._max_batch_size = 0
-        self._finish_counts: Counter[str] = Counter()
+        self._counters = Counters(last_step_s=time.monotonic())
         model.allocate_kv(pages, config.page_size)
 
     @property
@@ -114,7 +104,7 @@ class Engine:
             prompt_tokens=len(tokens),
             max_len=len(tokens) + most_tokens(len(tokens), params.max_tokens, self.max_seq_len),
             priority=request.priority,
-            sampling=row_sampling(params),
+            sampling=RowSampling.of(params),
             end_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
             ends_from=len(tokens) + params.min_tokens,
         )
@@ -156,8 +146,8 @@ class Engine:
         admitted = self._note(plan, now_s)
         if plan.chunks:
             self._run(plan.chunks)
-            self._steps += 1
-            self._last_step_s = time.monotonic()
+            self._counters.steps += 1
+            self._counters.last_step_s = time.monotonic()
         return self.report(admitted)
 
     def report(self, admitted: tuple[tuple[str, float], ...] = ()) -> StepResult:
@@ -202,27 +192,13 @@ class Engine:
         error: str | None = None,
         code: str | None = None,
     ) -> RequestOutput:
-        self._finish_counts[reason.value] += 1
+        self._counters.requests_finished[reason.value] += 1
         now_s = time.monotonic()
         metrics = RequestMetrics(arrived_s, None, None, None, now_s)
         return RequestOutput(request.id, (), (), "", reason, None, metrics, error, code)
 
     def stats(self) -> EngineStats:
-        scheduler = self._scheduler
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            max_num_seqs=scheduler.max_num_seqs,
-            pages_total=scheduler.pool.total,
-            pages_free=scheduler.pool.free_pages,
-            steps=self._steps,
-            last_step_s=self._last_step_s,
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
-            preemptions=self._preemptions,
-            max_batch_size=self._max_batch_size,
-            requests_finished=dict(self._finish_counts),
-        )
+        return self._counters.stats(self._scheduler)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of scheduler or memory is broken."""
@@ -241,9 +217,9 @@ class Engine:
             generation = self._live[sequence.id]
             if generation.admitted_s is None:
                 generation.admitted_s = now_s
-                self._prompt_tokens += sequence.prompt_tokens
+                self._counters.prompt_tokens += sequence.prompt_tokens
                 first.append((sequence.id, now_s))
-        self._preemptions += len(plan.preempted)
+        self._counters.preemptions += len(plan.preempted)
         return tuple(first)
 
     def _run(self, chunks: Sequence[Chunk]) -> None:
@@ -292,8 +268,8 @@ class Engine:
     def _commit(self, chunks: Sequence[Chunk], tokens: list[int]) -> None:
         now_s = time.monotonic()
         size = len(chunks)
-        self._max_batch_size = max(self._max_batch_size, size)
-        self._generation_tokens += len(tokens)
+        self._counters.max_batch_size = max(self._counters.max_batch_size, size)
+        self._counters.generation_tokens += len(tokens)
         new = iter(tokens)
         for chunk in chunks:
             sequence = chunk.sequence
@@ -325,14 +301,5 @@ class Engine:
 
     def _record(self, generation: Generation, error: str | None, code: str | None) -> None:
         output = generation.output(time.monotonic(), error, code)
-        self._finish_counts[output.finish_reason.value] += 1
+        self._counters.requests_finished[output.finish_reason.value] += 1
         self._finished.append(output)
-
-
-def row_sampling(params: SamplingParams) -> RowSampling:
-    """The parameters in the sampler's terms; a seed is drawn if none was given."""
-    seed = secrets.randbits(63) if params.seed is None else params.seed
-    greedy = params.temperature < GREEDY_BELOW or params.top_k == 1 or params.top_p == 0
-    if greedy:
-        return RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
-    return RowSampling(params.temperature, max(params.top_k, 0), params.top_p, params.min_p, seed)

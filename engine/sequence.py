@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from engine.request import SamplingParams
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under it choose the likeliest token."""
 
 
 class RowSampling(NamedTuple):
@@ -14,6 +20,14 @@ class RowSampling(NamedTuple):
     top_p: float
     min_p: float
     seed: int
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> RowSampling:
+        """A request's parameters; all greedy ones become the same, and a seed is drawn if none was given."""
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        if params.temperature < GREEDY_BELOW or params.top_k == 1 or params.top_p == 0:
+            return GREEDY._replace(seed=seed)
+        return cls(params.temperature, max(params.top_k, 0), params.top_p, params.min_p, seed)
 
 
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)

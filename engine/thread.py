@@ -49,7 +49,7 @@ class EngineThread:
 
     @property
     def healthy(self) -> bool:
-        """False once the loop has failed: every request fails from then on."""
+        """False once the loop has failed, and before the failed requests are reported."""
         return self._failure is None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.batch import Batch
 from engine.config import EngineConfig
@@ -26,9 +27,9 @@ class Bench:
     tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
 
-    def add(self, id: str, prompt: str | Sequence[int], priority: int = 0, **params: object) -> None:  # noqa: A002
+    def add(self, id: str, prompt: str | Sequence[int], priority: int = 0, **params: Any) -> None:  # noqa: A002
         given = prompt if isinstance(prompt, str) else tuple(prompt)
-        sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params})  # type: ignore[arg-type]
+        sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params})
         self.engine.add(EngineRequest(id, sampling, given, priority=priority))
 
     def step(self) -> StepResult:
@@ -49,29 +50,32 @@ class Bench:
         return result
 
     def run(self) -> dict[str, RequestOutput]:
-        while self.engine.has_work:
+        for _ in range(10_000):
+            if not self.engine.has_work:
+                break
             self.step()
+        assert not self.engine.has_work, "no end in sight"
         stats = self.engine.stats()
         assert stats.pages_free == stats.pages_total
         assert (stats.running, stats.waiting) == (0, 0)
         return self.outputs
 
-    def one(self, prompt: str | Sequence[int], **params: object) -> RequestOutput:
+    def one(self, prompt: str | Sequence[int], **params: Any) -> RequestOutput:
         """The output of one request with the engine for itself."""
         request_id = f"one-{len(self.outputs)}"
         self.add(request_id, prompt, **params)
         return self.run()[request_id]
 
 
-def make_bench(model: FakeModel | None = None, pages: int = 1000, **config: int) -> Bench:
+def make_bench(model: FakeModel | None = None, pages: int = 1000, **config: Any) -> Bench:
     model = model or FakeModel()
-    settings = {"page_size": 4, "kv_cache_bytes": pages * PAGE_BYTES, **config}
-    return Bench(Engine(model, EngineConfig("fake", **settings)), model)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"page_size": 4, "kv_cache_bytes": pages * PAGE_BYTES, **config}
+    return Bench(Engine(model, EngineConfig("fake", **settings)), model)
 
 
-def scripted(script: Sequence[int], prompt_tokens: int = 1, **options: object) -> FakeModel:
+def scripted(script: Sequence[int], prompt_tokens: int = 1, **options: Any) -> FakeModel:
     """A model that answers a prompt of `prompt_tokens` tokens with the script, again and again."""
-    return FakeModel(choose=lambda _token, at: script[(at - prompt_tokens) % len(script)], **options)  # type: ignore[arg-type]
+    return FakeModel(choose=lambda _token, at: script[(at - prompt_tokens) % len(script)], **options)
 
 
 class RaisingModel(FakeModel):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from headrace.contract import Reason
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.engine import Engine, ModelFailed, row_sampling
+from engine.engine import Engine, ModelFailed
 from engine.fake import END_ID, FakeModel, fake_text
 from engine.request import EngineRequest, FinishReason, RequestRefused, SamplingParams
 from tests.unit.engine.bench import Bench, RaisingModel, make_bench, scripted
@@ -107,7 +108,8 @@ class TestStopping:
 
     def test_no_token_ends_it_before_min_tokens(self) -> None:
         """https://github.com/vllm-project/vllm/issues/21987"""
-        for params in ({}, {"stop_token_ids": (ord("x"),), "ignore_eos": True}):
+        all_params: list[dict[str, Any]] = [{}, {"stop_token_ids": (ord("x"),), "ignore_eos": True}]
+        for params in all_params:
             wanted = ord("x") if params else END_ID
             bench = make_bench(scripted([wanted]))
             output = bench.one("p", min_tokens=3, **params)
@@ -242,7 +244,7 @@ class TestLimits:
         [("", {}), ((), {}), ((1, 10**6), {}), ((-1,), {}), ("x", {"stop_token_ids": (10**6,)}), ("\ud800", {})],
     )
     def test_a_bad_request_is_refused_and_its_neighbours_go_on(
-        self, prompt: str | tuple[int, ...], params: dict[str, object]
+        self, prompt: str | tuple[int, ...], params: dict[str, Any]
     ) -> None:
         """https://github.com/vllm-project/vllm/issues/6866"""
         bench = make_bench()
@@ -448,16 +450,6 @@ class TestSampling:
         [second] = {row[0] for row in self.seeds_seen(None)}
         assert 0 <= first < 2**63
         assert first != second
-
-    @pytest.mark.parametrize(
-        "params", [{"temperature": 0.0}, {"temperature": 1e-6}, {"top_k": 1}, {"top_p": 0.0}, {"top_k": 1, "min_p": 1}]
-    )
-    def test_one_greedy_form(self, params: dict[str, float]) -> None:
-        """https://github.com/vllm-project/vllm/issues/5404, https://github.com/vllm-project/vllm/issues/1623"""
-        assert row_sampling(SamplingParams(seed=0, **params)) == (0.0, 0, 1.0, 0.0, 0)  # type: ignore[arg-type]
-
-    def test_no_limit_on_k_has_one_form(self) -> None:
-        assert row_sampling(SamplingParams(top_k=-1)).top_k == row_sampling(SamplingParams(top_k=0)).top_k == 0
 
 
 class TestMetrics:

@@ -193,7 +193,8 @@ def test_a_listener_that_raises_is_logged_and_survived(caplog: pytest.LogCapture
         def on_admitted(self, request_id: str, admitted_s: float) -> None:
             raise RuntimeError("rude")
 
-        on_tokens = on_admitted  # type: ignore[assignment]
+        def on_tokens(self, deltas: Sequence[TokenDelta]) -> None:
+            raise RuntimeError("rude")
 
         def on_finished(self, outputs: Sequence[RequestOutput]) -> None:
             super().on_finished(outputs)

@@ -64,7 +64,7 @@ def sentencepiece_bundle() -> TextBundle:
     vocab = {token: token_id for token, token_id in learned.items() if token_id < len(SPECIAL)}
     for token in [f"<0x{byte:02X}>" for byte in range(256)] + sorted(learned, key=learned.__getitem__):
         vocab.setdefault(token, len(vocab))
-    merges = [tuple(pair) for pair in _merges(learner)]
+    merges = [(left, right) for left, right in _merges(learner)]
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(

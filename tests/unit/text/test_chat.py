@@ -42,10 +42,10 @@ CHATS = [
 def test_renders_what_transformers_renders(source: str, chat: list[dict[str, str]]) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    [expected], _ = render_jinja_template(
+    rendered, _ = render_jinja_template(
         [chat], chat_template=source, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
     )
-    assert ChatTemplate(source, "<s>", "</s>").render(chat) == expected
+    assert ChatTemplate(source, "<s>", "</s>").render(chat) == rendered[0]
 
 
 def test_no_template_is_an_error_that_says_so() -> None:

@@ -1,0 +1,39 @@
+"""What the engine has done since it was made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from engine.contract import EngineStats
+from engine.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Counters:
+    """The counters of `engine.contract.EngineStats`."""
+
+    last_step_s: float
+    steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    max_batch_size: int = 0
+    requests_finished: Counter[str] = field(default_factory=Counter)
+
+    def stats(self, scheduler: Scheduler) -> EngineStats:
+        """The counters beside what the scheduler holds now."""
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            max_num_seqs=scheduler.max_num_seqs,
+            pages_total=scheduler.pool.total,
+            pages_free=scheduler.pool.free_pages,
+            steps=self.steps,
+            last_step_s=self.last_step_s,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            preemptions=self.preemptions,
+            max_batch_size=self.max_batch_size,
+            requests_finished=dict(self.requests_finished),
+        )
