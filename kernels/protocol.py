@@ -2,7 +2,8 @@
 
 Shapes: T tokens of the step, R requests of the step, S rows to sample, H query heads, G key/value
 heads (H is a multiple of G), D head size, P pages of the pool, B page size in tokens, V vocabulary.
-Index tensors are int32, contiguous. The residual stream is float32.
+Index tensors are int32, contiguous. The residual stream is float32. Weights, activations and KV have
+one dtype, the model's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class AttentionMetadata:
     """[R, most pages of a request]."""
     max_query: int
     max_context: int
+    page_size: int
+    plan: Any = None
+    """What `Kernels.prepare` computed for this step; only its own implementation reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,13 @@ class Kernels(Protocol):
         """One layer's keys and values for all pages, in a layout that only this implementation reads."""
         ...
 
+    def prepare(self, meta: AttentionMetadata, dtype: torch.dtype) -> AttentionMetadata:
+        """Fill `meta.plan` with what attention needs once for each step instead of once for each layer.
+
+        Called before the first layer; `dtype` is the model's.
+        """
+        ...
+
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         """[V, hidden], [T] -> [T, hidden] float32."""
         ...
@@ -84,14 +95,15 @@ class Kernels(Protocol):
     def add_rms_norm(
         self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Add x [T, hidden] to the residual [T, hidden] float32; return the new residual and its norm."""
+        """Add x [T, hidden] to the residual [T, hidden] float32; return the new residual and its norm.
+
+        The residual that was passed in is given up: its storage may be reused.
+        """
         ...
 
     def rotary_kv_write(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: Tensor,
         cos_sin: Tensor,
         meta: AttentionMetadata,
         kv: Any,
@@ -99,9 +111,10 @@ class Kernels(Protocol):
         k_norm: Tensor | None = None,
         norm_eps: float = 1e-6,
     ) -> Tensor:
-        """Normalise (optional, per head), rotate q [T, H, D] and k [T, G, D], write k and v [T, G, D] to their slots.
+        """Split qkv [T, H + 2G, D]; normalise q and k (optional, per head), rotate them, write k and v to their slots.
 
-        `cos_sin` is [max_seq_len, 2, D / 2] float32; halves are rotated as in GPT-NeoX. Returns the rotated q.
+        `cos_sin` is [most positions, 2, D / 2] float32; halves are rotated as in GPT-NeoX. Returns the
+        rotated q [T, H, D].
         """
         ...
 

@@ -1,0 +1,152 @@
+"""One decoder for all models of `ModelSpec`, over the kernels protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.model.spec import ModelSpec, RopeSpec
+from engine.model.weights import Weights
+from kernels.protocol import AttentionMetadata, Kernels, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The weights of one layer. Norms are float32, matrices packed for the device."""
+
+    attn_norm: Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a model, ready for its device."""
+
+    embedding: Tensor
+    """[V, hidden]"""
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Linear
+    cos_sin: Tensor
+    """[most positions, 2, D / 2] float32"""
+
+
+class Decoder:
+    """Turns a step's tokens into logits; holds weights and no state."""
+
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, kernels: Kernels, dtype: torch.dtype) -> None:
+        self.spec = spec
+        self.kernels = kernels
+        self.dtype = dtype
+        self.weights = weights
+        self._scale = 1 / math.sqrt(spec.head_size)
+
+    def forward(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
+        """Tokens [T] and the KV pool of each layer -> logits float32 [S, V] of `rows` [S]."""
+        kernels, spec, weights = self.kernels, self.spec, self.weights
+        meta = kernels.prepare(meta, self.dtype)
+        residual = kernels.embed(weights.embedding, token_ids)
+        x = kernels.rms_norm(residual, weights.layers[0].attn_norm, spec.norm_eps, self.dtype)
+        for i, layer in enumerate(weights.layers):
+            x = self._attention(layer, x, meta, kv[i])
+            residual, x = kernels.add_rms_norm(residual, x, layer.mlp_norm, spec.norm_eps, self.dtype)
+            x = layer.down(kernels.silu_and_mul(layer.gate_up(x)))
+            if i + 1 < spec.layers:
+                norm = weights.layers[i + 1].attn_norm
+                residual, x = kernels.add_rms_norm(residual, x, norm, spec.norm_eps, self.dtype)
+        if not len(rows):
+            return x.new_empty(0, weights.head.out_features, dtype=torch.float32)
+        residual, x = residual.index_select(0, rows), x.index_select(0, rows)
+        _, x = kernels.add_rms_norm(residual, x, weights.norm, spec.norm_eps, self.dtype)
+        return weights.head(x).float()
+
+    def _attention(self, layer: Layer, x: Tensor, meta: AttentionMetadata, kv: Any) -> Tensor:
+        kernels, spec = self.kernels, self.spec
+        qkv = layer.qkv(x).view(len(x), -1, spec.head_size)
+        q = kernels.rotary_kv_write(
+            qkv, self.weights.cos_sin, meta, kv, layer.q_norm, layer.k_norm, norm_eps=spec.norm_eps
+        )
+        attended = kernels.paged_attention(q, kv, meta, self._scale)
+        return layer.output(attended.view(len(x), -1))
+
+
+def build_weights(
+    spec: ModelSpec,
+    source: Weights,
+    kernels: Kernels,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_size: int,
+    positions: int,
+) -> DecoderWeights:
+    """Read, fuse and pack all weights. The head is cut to `vocab_size` rows: padding ids are never sampled."""
+    loader = _Loader(source, kernels, dtype, device)
+    embedding = loader.matrix("embedding")
+    head = embedding if spec.tied_head else loader.matrix("head")
+    factors = source["rope_factors"].float() if "rope_factors" in source else None
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(_layer(spec, loader, i) for i in range(spec.layers)),
+        norm=loader.norm("norm"),
+        head=kernels.linear(head[:vocab_size]),
+        cos_sin=rotary_table(spec.rope, spec.head_size, positions, factors).to(device),
+    )
+
+
+def _layer(spec: ModelSpec, loader: _Loader, i: int) -> Layer:
+    return Layer(
+        attn_norm=loader.norm(f"{i}.attn_norm"),
+        qkv=loader.linear([f"{i}.q", f"{i}.k", f"{i}.v"], bias=spec.qkv_bias),
+        output=loader.linear([f"{i}.o"], bias=spec.output_bias),
+        mlp_norm=loader.norm(f"{i}.mlp_norm"),
+        gate_up=loader.linear([f"{i}.gate", f"{i}.up"], bias=spec.mlp_bias),
+        down=loader.linear([f"{i}.down"], bias=spec.mlp_bias),
+        q_norm=loader.norm(f"{i}.q_norm") if spec.qk_norm else None,
+        k_norm=loader.norm(f"{i}.k_norm") if spec.qk_norm else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    source: Weights
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+
+    def norm(self, name: str) -> Tensor:
+        return self.source[name].to(self.device, torch.float32)
+
+    def matrix(self, name: str) -> Tensor:
+        return self.source[name].to(self.device, self.dtype)
+
+    def linear(self, names: Sequence[str], *, bias: bool) -> Linear:
+        """Matrices of the same input as one."""
+        weight = torch.cat([self.matrix(name) for name in names])
+        return self.kernels.linear(weight, torch.cat([self.matrix(f"{n}.bias") for n in names]) if bias else None)
+
+
+def rotary_table(rope: RopeSpec, head_size: int, positions: int, factors: Tensor | None = None) -> Tensor:
+    """Cosines and sines [positions, 2, head_size / 2] float32; `factors` [head_size / 2] divide the frequencies."""
+    frequency = rope.theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    if rope.llama3 is not None:
+        scaling = rope.llama3
+        turns = scaling.original_context_len * frequency / (2 * math.pi)
+        share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        share = share.clamp(0, 1)
+        frequency = frequency * (share + (1 - share) / scaling.factor)
+    if factors is not None:
+        frequency = frequency / factors.double()
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] * (frequency / rope.linear_factor)
+    return torch.stack([angle.cos(), angle.sin()], dim=1).float()

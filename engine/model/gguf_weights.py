@@ -1,0 +1,60 @@
+"""The weights of a GGUF file, dequantised at load by the `gguf` package."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.model.gguf_header import GGUFHeader
+from engine.model.spec import ModelSpec
+
+_LAYER_NAMES = {
+    "attn_norm": "attn_norm",
+    "mlp_norm": "ffn_norm",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+_NAMES = {
+    "embedding": "token_embd.weight",
+    "head": "output.weight",
+    "norm": "output_norm.weight",
+    "rope_factors": "rope_freqs.weight",
+}
+
+
+class GGUFWeights:
+    """`engine.model.weights.Weights` over a GGUF file."""
+
+    def __init__(self, header: GGUFHeader, spec: ModelSpec) -> None:
+        self._header = header
+        self._spec = spec
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and file_name(name) in self._header.tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = torch.from_numpy(self._header.dequantize(file_name(name)))
+        part = name.partition(".")[2].removesuffix(".bias")
+        if self._spec.architecture == "llama" and part in ("q", "k"):
+            return unpermute(tensor, self._spec.heads if part == "q" else self._spec.kv_heads)
+        return tensor
+
+
+def file_name(name: str) -> str:
+    """The name in a GGUF file of a tensor with a canonical name."""
+    if name in _NAMES:
+        return _NAMES[name]
+    layer, part, *bias = name.split(".")
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.{'bias' if bias else 'weight'}"
+
+
+def unpermute(tensor: Tensor, heads: int) -> Tensor:
+    """Undo what llama.cpp's converter does to the rows of q and k: pairs of one rotation side by side -> halves."""
+    return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,170 @@
+"""Models in a Hugging Face directory: configuration, safetensors, tokenizer.json. Never pickle, never remote code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.model.spec import ModelSpec, UnsupportedModel, spec_from_hf
+from text.bundle import TextBundle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "head": "lm_head.weight",
+    "norm": "model.norm.weight",
+    "rope_factors": "rope_factors",  # in no checkpoint: the configuration says them
+}
+
+
+class HFDirectory:
+    """A model's directory as `save_pretrained` writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        spec = spec_from_hf(self._json("config.json"))
+        return replace(spec, tied_head=spec.tied_head or _NAMES["head"] not in self.tensor_files)
+
+    @cached_property
+    def text(self) -> TextBundle:
+        tokenizer = self.path / "tokenizer.json"
+        if not tokenizer.is_file():
+            raise UnsupportedModel(f"{self.path} has no tokenizer.json; other tokenizer files are not read")
+        return text_from_hf(
+            tokenizer.read_text(encoding="utf-8"),
+            tokenizer_config=self._json("tokenizer_config.json", {}),
+            eos=_ids(self._json("generation_config.json", {}), self._json("config.json")),
+            chat_template=self._chat_template(),
+            vocab_rows=self.spec.vocab_rows,
+        )
+
+    @cached_property
+    def tensor_files(self) -> dict[str, Path]:
+        """The file of each tensor, by its name in the files."""
+        from safetensors import safe_open
+
+        if (self.path / INDEX).is_file():
+            return {name: self.path / file for name, file in self._json(INDEX)["weight_map"].items()}
+        single = self.path / _SINGLE
+        if not single.is_file():
+            pickled = any(self.path.glob("*.bin")) or any(self.path.glob("*.pt"))
+            raise UnsupportedModel(
+                f"{self.path} has no {_SINGLE} and no {INDEX}."
+                + (" Its .bin/.pt files are pickles, which can run code when read; convert them." if pickled else "")
+            )
+        with safe_open(single, framework="numpy") as file:
+            return dict.fromkeys(file.keys(), single)
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that decide what the model does."""
+        names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+        small = [self.path / name for name in (*names, "chat_template.jinja")]
+        return [file for file in small if file.is_file()] + sorted(set(self.tensor_files.values()))
+
+    def _json(self, name: str, default: Any = None) -> Any:
+        path = self.path / name
+        if default is not None and not path.is_file():
+            return default
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def _chat_template(self) -> str | None:
+        """The file wins over the entry in `tokenizer_config.json`, and there `default` over the other names."""
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        template = self._json("tokenizer_config.json", {}).get("chat_template")
+        if isinstance(template, list):
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        return template if isinstance(template, str) else None
+
+
+class HFWeights:
+    """`engine.model.weights.Weights` over a directory's safetensors."""
+
+    def __init__(self, directory: HFDirectory) -> None:
+        self._files = directory.tensor_files
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and file_name(name) in self._files
+
+    def __getitem__(self, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self._files[file_name(name)], framework="pt") as file:
+            tensor: Tensor = file.get_tensor(file_name(name))
+            return tensor
+
+
+def file_name(name: str) -> str:
+    """The name in a Hugging Face checkpoint of a tensor with a canonical name."""
+    if name in _NAMES:
+        return _NAMES[name]
+    layer, part, *bias = name.split(".")
+    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{'bias' if bias else 'weight'}"
+
+
+def text_from_hf(
+    tokenizer_json: str,
+    *,
+    tokenizer_config: Mapping[str, Any],
+    eos: set[int],
+    chat_template: str | None,
+    vocab_rows: int,
+) -> TextBundle:
+    """Resolve special tokens and ends once."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    bos, end = (_content(tokenizer_config.get(f"{name}_token")) for name in ("bos", "eos"))
+    if end is not None and (end_id := tokenizer.token_to_id(end)) is not None:
+        eos = eos | {end_id}
+    first = tokenizer.encode("a", add_special_tokens=True).ids[:1]
+    return TextBundle(
+        tokenizer_json=tokenizer_json,
+        chat_template=chat_template,
+        bos_token=bos,
+        eos_token=end,
+        eos_token_ids=tuple(sorted(eos)),
+        add_bos=bos is not None and first == [tokenizer.token_to_id(bos)],
+        vocab_size=min(vocab_rows, max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1),
+    )
+
+
+def _content(token: Any) -> str | None:
+    """A special token, which is stored as text or as an object."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else None
+
+
+def _ids(generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
+    """`eos_token_id` of the generation config, or else of the model's; a number, a list or nothing."""
+    eos = generation_config.get("eos_token_id", config.get("eos_token_id"))
+    if eos is None:
+        return set()
+    return {int(token) for token in (eos if isinstance(eos, list) else [eos])}

@@ -1,0 +1,146 @@
+"""The model on its device: batches of plain integers in, token ids out."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, ModelInfo
+from engine.config import EngineConfig
+from engine.model import open_files, revision
+from engine.model.decoder import Decoder, build_weights
+from engine.model.gguf_file import GGUFFile
+from engine.model.gguf_weights import GGUFWeights
+from engine.model.hf_dir import HFWeights
+from kernels import ensure_ours
+from kernels.protocol import AttentionMetadata, KVSpec
+from kernels.registry import get_kernels
+
+logger = logging.getLogger(__name__)
+
+
+class TorchModel:
+    """`engine.batch.Model` with real weights. One thread at a time may call it."""
+
+    def __init__(self, decoder: Decoder, info: ModelInfo, device: torch.device) -> None:
+        self.info = info
+        self._decoder: Decoder | None = decoder
+        self._device = device
+        self._kv: list[Any] = []
+        self._page_size = 0
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Self:
+        """Read, convert and pack the weights of the model that `config` names. `threads` holds for the process."""
+        ensure_ours()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        files = open_files(config)
+        spec, text = files.spec, files.text
+        if spec.window_tokens is not None and spec.window_tokens < min(spec.context_len, config.max_seq_len):
+            logger.warning(
+                "%s attends over a window of %d tokens: its context is limited to that",
+                config.model,
+                spec.window_tokens,
+            )
+        device = choose_device(config.device)
+        dtype = choose_dtype(config.dtype, device)
+        kernels = get_kernels(device)
+        with torch.inference_mode():
+            weights = build_weights(
+                spec,
+                GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files),
+                kernels,
+                dtype=dtype,
+                device=device,
+                vocab_size=text.vocab_size,
+                positions=min(spec.usable_context_len, config.max_seq_len),
+            )
+        info = ModelInfo(
+            revision=revision(config, files),
+            device=str(device),
+            context_len=spec.usable_context_len,
+            vocab_size=min(text.vocab_size, spec.vocab_rows),
+            kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
+            text=text,
+        )
+        return cls(Decoder(spec, weights, kernels, dtype), info, device)
+
+    def allocate_kv(self, pages: int, page_size: int) -> None:
+        decoder = self._open()
+        if self._kv:
+            raise RuntimeError("the KV storage is allocated already")
+        spec = decoder.spec
+        shape = KVSpec(pages, page_size, spec.kv_heads, spec.head_size, decoder.dtype)
+        self._kv = [decoder.kernels.new_kv(shape, self._device) for _ in range(spec.layers)]
+        self._page_size = page_size
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> list[int]:
+        decoder = self._open()
+        if not self._kv:
+            raise RuntimeError("allocate_kv must be called before the first step")
+        token_ids, meta, rows = self._upload(batch)
+        logits = decoder.forward(token_ids, meta, self._kv, rows)
+        if not batch.sample_rows:
+            return []
+        tokens: list[int] = decoder.kernels.sample(logits, batch.sampling).tolist()
+        return tokens
+
+    def close(self) -> None:
+        self._decoder = None
+        self._kv = []
+
+    def _open(self) -> Decoder:
+        if self._decoder is None:
+            raise RuntimeError("the model is closed")
+        return self._decoder
+
+    def _upload(self, batch: Batch) -> tuple[Tensor, AttentionMetadata, Tensor]:
+        """One tensor with all integers of the step, cut into its parts on the device."""
+        requests, width = len(batch.context_len), max(map(len, batch.block_tables))
+        tables = itertools.chain.from_iterable(table + [0] * (width - len(table)) for table in batch.block_tables)
+        parts = [
+            batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len, batch.sample_rows,
+            list(tables),
+        ]  # fmt: skip
+        flat = torch.tensor(list(itertools.chain.from_iterable(parts)), dtype=torch.int32).to(self._device)
+        ends = list(itertools.accumulate(len(part) for part in parts))
+        token_ids, positions, slots, query_start, context_len, rows, block_table = flat.tensor_split(ends[:-1])
+        meta = AttentionMetadata(
+            positions=positions,
+            slots=slots,
+            query_start=query_start,
+            context_len=context_len,
+            block_table=block_table.view(requests, width),
+            max_query=max(b - a for a, b in itertools.pairwise(batch.query_start)),
+            max_context=max(batch.context_len),
+            page_size=self._page_size,
+        )
+        return token_ids, meta, rows
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but this machine has no usable GPU")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device multiplies it natively, else float32."""
+    if name == "auto":
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            native = torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return dtypes[name]

@@ -1,0 +1,122 @@
+"""The operations in plain torch: what every other implementation is tested against, and what runs without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.protocol import AttentionMetadata, KVSpec, Linear
+from kernels.reference_attention import AttentionPlan, PagedKV, attend, plan
+from kernels.reference_sampling import sample
+from kernels.sampling import SamplingBatch
+
+PACKED_FOR_ROWS = 64
+"""Rows that the packed layout of a weight is chosen for; any number of rows may be multiplied with it."""
+
+
+class TorchLinear:
+    """A weight as it came."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """A weight in the blocked layout of oneDNN, which saves reordering it at every call."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return out
+
+
+class ReferenceKernels:
+    """The torch implementation of `kernels.protocol.Kernels`, on any device."""
+
+    name = "reference"
+
+    def __init__(self, device: torch.device) -> None:
+        self._packs = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        if self._packs and _onednn_has(weight.dtype):
+            return PackedLinear(weight.contiguous(), bias)
+        return TorchLinear(weight.contiguous(), bias)
+
+    def new_kv(self, spec: KVSpec, device: torch.device) -> PagedKV:
+        shape = (spec.pages, spec.page_size, spec.kv_heads, spec.head_size)
+        return PagedKV(
+            torch.zeros(shape, dtype=spec.dtype, device=device), torch.zeros(shape, dtype=spec.dtype, device=device)
+        )
+
+    def prepare(self, meta: AttentionMetadata, dtype: torch.dtype) -> AttentionMetadata:
+        return replace(meta, plan=plan(meta, dtype))
+
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        return table.index_select(0, token_ids).float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, eps).to(out_dtype)
+
+    def add_rms_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        residual = residual.add_(x)
+        return residual, self.rms_norm(residual, weight, eps, out_dtype)
+
+    def rotary_kv_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        meta: AttentionMetadata,
+        kv: PagedKV,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        norm_eps: float = 1e-6,
+    ) -> Tensor:
+        kv_heads, head_size = kv.keys.shape[2:]
+        heads = qkv.shape[1] - 2 * kv_heads
+        qk, v = qkv[:, : heads + kv_heads].float(), qkv[:, heads + kv_heads :]
+        if q_norm is not None and k_norm is not None:
+            weight = torch.cat([q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)])
+            qk = functional.rms_norm(qk, (head_size,), None, norm_eps).mul_(weight)
+        cos, sin = cos_sin.index_select(0, meta.positions)[:, :, None].unbind(1)
+        first, second = qk.chunk(2, dim=-1)
+        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
+        attention: AttentionPlan = meta.plan
+        kv.keys.flatten(0, 1).index_copy_(0, attention.slots, rotated[:, heads:])
+        kv.values.flatten(0, 1).index_copy_(0, attention.slots, v)
+        return rotated[:, :heads]
+
+    def paged_attention(self, q: Tensor, kv: PagedKV, meta: AttentionMetadata, scale: float) -> Tensor:
+        return attend(q, kv, meta.plan, scale)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    def copy_pages(self, kv: PagedKV, source: Tensor, target: Tensor) -> None:
+        kv.keys[target] = kv.keys[source]
+        kv.values[target] = kv.values[source]
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        return sample(logits, batch)
+
+
+def _onednn_has(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies matrices of `dtype` with this CPU's own instructions."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32

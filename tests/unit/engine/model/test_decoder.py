@@ -1,0 +1,135 @@
+"""The decoder against `transformers` on the same random weights, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.model.decoder import Decoder, build_weights, rotary_table
+from engine.model.hf_dir import HFDirectory, HFWeights
+from engine.model.spec import Llama3Scaling, RopeSpec
+from kernels.protocol import AttentionMetadata, KVSpec
+from kernels.reference import ReferenceKernels
+
+Save = Callable[..., tuple[Any, Path]]
+CPU = torch.device("cpu")
+PAGE_SIZE = 4
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS = [
+    pytest.param("Llama", {}, id="llama"),
+    pytest.param("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, id="llama-biases"),
+    pytest.param("Llama", {"rope_parameters": LLAMA3}, id="llama3-rope"),
+    pytest.param(
+        "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}}, id="linear-rope"
+    ),
+    pytest.param("Llama", {"num_key_value_heads": 6, "head_dim": 8}, id="llama-narrow-heads"),
+    pytest.param("Mistral", {"sliding_window": None, "head_dim": 20}, id="mistral"),
+    pytest.param("Mistral", {"sliding_window": 200, "num_key_value_heads": 1}, id="mistral-window"),
+    pytest.param("Qwen2", {"tie_word_embeddings": True, "head_dim": 8}, id="qwen2"),
+    pytest.param("Qwen3", {"head_dim": 32}, id="qwen3"),
+    pytest.param("Qwen3", {"attention_bias": True, "tie_word_embeddings": True}, id="qwen3-biases"),
+]
+
+
+class Stepper:
+    """One sequence, stepped by hand through a decoder."""
+
+    def __init__(self, directory: HFDirectory) -> None:
+        spec, kernels = directory.spec, ReferenceKernels(CPU)
+        weights = build_weights(
+            spec,
+            HFWeights(directory),
+            kernels,
+            dtype=torch.float32,
+            device=CPU,
+            vocab_size=spec.vocab_rows,
+            positions=256,
+        )
+        self.decoder = Decoder(spec, weights, kernels, torch.float32)
+        shape = KVSpec(64, PAGE_SIZE, spec.kv_heads, spec.head_size, torch.float32)
+        self.kv = [kernels.new_kv(shape, CPU) for _ in range(spec.layers)]
+        self.table = torch.randperm(64, generator=torch.Generator().manual_seed(1)).tolist()
+        self.known = 0
+
+    @torch.inference_mode()
+    def step(self, tokens: list[int], rows: list[int] | None = None) -> Tensor:
+        """Logits of `rows` (all by default) of `tokens`, which follow those of the steps before."""
+        positions = list(range(self.known, self.known + len(tokens)))
+        self.known += len(tokens)
+        slots = [self.table[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in positions]
+
+        def i32(values: object) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32)
+
+        meta = AttentionMetadata(
+            positions=i32(positions),
+            slots=i32(slots),
+            query_start=i32([0, len(tokens)]),
+            context_len=i32([self.known]),
+            block_table=i32([self.table]),
+            max_query=len(tokens),
+            max_context=self.known,
+            page_size=PAGE_SIZE,
+        )
+        return self.decoder.forward(i32(tokens), meta, self.kv, i32(range(len(tokens)) if rows is None else rows))
+
+
+@pytest.mark.parametrize(("family", "config"), MODELS)
+def test_logits_equal_those_of_transformers(save_random: Save, family: str, config: dict[str, Any]) -> None:
+    model, path = save_random(family, **config)
+    tokens = torch.randint(0, 96, (1, 70), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        expected = model(tokens).logits[0]
+    assert expected.std() > 0.5, "weights too small to tell a right decoder from a wrong one"
+
+    stepper, ids = Stepper(HFDirectory(path)), tokens[0].tolist()
+    chunks = [ids[:31], ids[31:32], ids[32:67], *[[token] for token in ids[67:]]]
+    got = torch.cat([stepper.step(chunk) for chunk in chunks])
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-4)
+    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("rows", [[2, 0], [4], []])
+def test_only_the_wanted_rows_get_logits(save_random: Save, rows: list[int]) -> None:
+    _, path = save_random("Llama")
+    directory = HFDirectory(path)
+    every = Stepper(directory).step([3, 4, 5, 6, 7])
+    some = Stepper(directory).step([3, 4, 5, 6, 7], rows)
+    assert some.shape == (len(rows), 96)
+    torch.testing.assert_close(some, every[rows])
+
+
+class TestRotaryTable:
+    def test_angle_is_position_times_frequency(self) -> None:
+        table = rotary_table(RopeSpec(theta=100.0), 4, 8)
+        assert table.shape == (8, 2, 2)
+        angles = torch.tensor([5.0, 5.0 * 100 ** (-0.5)])
+        torch.testing.assert_close(table[5], torch.stack([angles.cos(), angles.sin()]))
+
+    def test_linear_scaling_divides_positions(self) -> None:
+        plain, scaled = rotary_table(RopeSpec(10.0), 8, 9), rotary_table(RopeSpec(10.0, linear_factor=4.0), 8, 9)
+        torch.testing.assert_close(scaled[8], plain[2])
+
+    def test_factors_divide_frequencies(self) -> None:
+        plain, scaled = (rotary_table(RopeSpec(10.0), 4, 9, factors) for factors in (None, torch.tensor([1.0, 4.0])))
+        torch.testing.assert_close(scaled[8, :, 0], plain[8, :, 0])
+        torch.testing.assert_close(scaled[8, :, 1], plain[2, :, 1])
+
+    def test_llama3_leaves_fast_and_divides_slow_frequencies(self) -> None:
+        scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_len=8192)
+        plain = rotary_table(RopeSpec(500000.0), 128, 9)
+        scaled = rotary_table(RopeSpec(500000.0, llama3=scaling), 128, 9)
+        torch.testing.assert_close(scaled[:, :, 0], plain[:, :, 0])
+        torch.testing.assert_close(scaled[8, :, -1], plain[1, :, -1])

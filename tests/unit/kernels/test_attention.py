@@ -1,0 +1,177 @@
+"""Paged attention against softmax(QK^T)V written out for each row, on ragged batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.protocol import AttentionMetadata, Kernels, KVSpec
+from kernels.reference_attention import GROUP_COST_TOKENS, group_by_context
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+MIXED = [(1, 1), (7, 7), (1, 35), (5, 20), (1, 16), (16, 16), (2, 33), (1, 300), (1, 17)]
+"""(rows, context) of each request: decodes, whole prompts, later chunks; contexts on, before and behind page ends."""
+
+
+@dataclass
+class Ragged:
+    """A batch whose pages are scattered over the pool, and its keys and values in the order of their tokens."""
+
+    requests: list[tuple[int, int]]
+    heads: int
+    kv_heads: int
+    size: int
+    page_size: int
+    dtype: torch.dtype
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        needed = [-(-context // self.page_size) for _, context in self.requests]
+        self.pages = sum(needed) + 3
+        free = list(range(self.pages))
+        random.Random(7).shuffle(free)
+        for (_, context), count in zip(self.requests, needed, strict=True):
+            shape = (context, self.kv_heads, self.size)
+            self.keys.append(torch.randn(shape, generator=generator).to(self.dtype))
+            self.values.append(torch.randn(shape, generator=generator).to(self.dtype))
+            self.tables.append([free.pop() for _ in range(count)])
+        rows = sum(rows for rows, _ in self.requests)
+        self.q = torch.randn(rows, self.heads, self.size, generator=generator).to(self.dtype)
+        self.scale = 1 / math.sqrt(self.size)
+
+    def metadata(self, rows: list[int]) -> AttentionMetadata:
+        """The last `rows[r]` tokens of each request."""
+        spans = [range(context - n, context) for n, (_, context) in zip(rows, self.requests, strict=True)]
+        slots = [
+            table[p // self.page_size] * self.page_size + p % self.page_size
+            for span, table in zip(spans, self.tables, strict=True)
+            for p in span
+        ]
+        starts = [0]
+        for n in rows:
+            starts.append(starts[-1] + n)
+        width = max(map(len, self.tables))
+
+        def i32(values: object) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32)
+
+        return AttentionMetadata(
+            positions=i32([p for span in spans for p in span]),
+            slots=i32(slots),
+            query_start=i32(starts),
+            context_len=i32([context for _, context in self.requests]),
+            block_table=i32([table + [0] * (width - len(table)) for table in self.tables]),
+            max_query=max(rows),
+            max_context=max(context for _, context in self.requests),
+            page_size=self.page_size,
+        )
+
+    def expected(self) -> Tensor:
+        out, start = [], 0
+        shared = self.heads // self.kv_heads
+        for (rows, context), keys, values in zip(self.requests, self.keys, self.values, strict=True):
+            for row in range(rows):
+                seen = context - rows + row + 1
+                for head in range(self.heads):
+                    k, v = keys[:seen, head // shared].double(), values[:seen, head // shared].double()
+                    weight = (k @ self.q[start + row, head].double() * self.scale).exp()
+                    out.append(weight @ v / weight.sum())
+            start += rows
+        return torch.stack(out).view_as(self.q)
+
+
+def attend(kernels: Kernels, batch: Ragged, kv: object) -> Tensor:
+    meta = kernels.prepare(batch.metadata([rows for rows, _ in batch.requests]), batch.dtype)
+    return kernels.paged_attention(batch.q, kv, meta, batch.scale)
+
+
+def written(kernels: Kernels, batch: Ragged) -> object:
+    """A pool with the whole context of each request, written by the implementation itself without turning it."""
+    kv = kernels.new_kv(KVSpec(batch.pages, batch.page_size, batch.kv_heads, batch.size, batch.dtype), CPU)
+    contexts = [context for _, context in batch.requests]
+    still = torch.stack([torch.ones(max(contexts), batch.size // 2), torch.zeros(max(contexts), batch.size // 2)], 1)
+    keys, values = torch.cat(batch.keys), torch.cat(batch.values)
+    queries = torch.zeros(len(keys), batch.heads, batch.size, dtype=batch.dtype)
+    meta = kernels.prepare(batch.metadata(contexts), batch.dtype)
+    kernels.rotary_kv_write(torch.cat([queries, keys, values], dim=1), still, meta, kv)
+    return kv
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (4, 1)])
+@pytest.mark.parametrize("size", [64, 80, 96, 128])
+def test_mixed_batch_equals_the_formula(kernels: Kernels, size: int, heads: int, kv_heads: int, page_size: int) -> None:
+    batch = Ragged(MIXED, heads, kv_heads, size, page_size, torch.float32)
+    got = attend(kernels, batch, written(kernels, batch))
+    torch.testing.assert_close(got.double(), batch.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "requests", [MIXED, [(1, 50)] * 3, [(9, 9)], [(1, 1)]], ids=["mixed", "equal", "prompt", "one"]
+)
+def test_bfloat16(kernels: Kernels, requests: list[tuple[int, int]]) -> None:
+    batch = Ragged(requests, 9, 3, 64, 16, torch.bfloat16)
+    got = attend(kernels, batch, written(kernels, batch))
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), batch.expected(), rtol=2e-2, atol=2e-2)
+
+
+def test_memory_behind_the_context_is_never_read(kernels: Kernels) -> None:
+    """Pages come from requests that have ended; whatever those left there, NaN too, must not leak."""
+    batch = Ragged(MIXED, 4, 2, 64, 16, torch.float32)
+    kv = written(kernels, batch)
+    live = set(batch.metadata([context for _, context in batch.requests]).slots.tolist())
+    stale = sorted(set(range(batch.pages * 16)) - live)
+    still = torch.stack([torch.ones(1, 32), torch.zeros(1, 32)], 1)
+    meta = AttentionMetadata(
+        positions=torch.zeros(len(stale), dtype=torch.int32),
+        slots=torch.tensor(stale, dtype=torch.int32),
+        query_start=torch.tensor([0, len(stale)], dtype=torch.int32),
+        context_len=torch.tensor([len(stale)], dtype=torch.int32),
+        block_table=torch.zeros(1, len(stale), dtype=torch.int32),
+        max_query=len(stale),
+        max_context=len(stale),
+        page_size=16,
+    )
+    kernels.rotary_kv_write(
+        torch.full((len(stale), 8, 64), float("nan")), still, kernels.prepare(meta, torch.float32), kv
+    )
+    got = attend(kernels, batch, kv)
+    torch.testing.assert_close(got.double(), batch.expected(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_extreme_score_does_not_overflow(kernels: Kernels) -> None:
+    batch = Ragged([(1, 40), (3, 12)], 2, 1, 64, 16, torch.float32)
+    batch.keys = [keys * 100 for keys in batch.keys]
+    got = attend(kernels, batch, written(kernels, batch))
+    assert torch.isfinite(got).all()
+    best = int((batch.keys[0][:, 0] @ batch.q[0, 0]).argmax())
+    torch.testing.assert_close(got[0, 0], batch.values[0][best, 0], rtol=1e-3, atol=1e-3)
+
+
+class TestGrouping:
+    def test_every_request_is_in_one_group_and_padding_is_bounded(self) -> None:
+        random_lengths = random.Random(5)
+        lengths = [random_lengths.randint(1, 4000) for _ in range(64)]
+        groups = group_by_context(range(64), lengths)
+        assert sorted(request for group in groups for request in group) == list(range(64))
+        for group in groups:
+            longest = max(lengths[request] for request in group)
+            assert lengths[group[0]] == longest
+            assert sum(longest - lengths[request] for request in group) <= GROUP_COST_TOKENS
+
+    def test_equal_contexts_are_one_group(self) -> None:
+        assert group_by_context([4, 2, 9], [7] * 10) == [[4, 2, 9]]
+
+    def test_no_requests_no_groups(self) -> None:
+        assert group_by_context([], []) == []

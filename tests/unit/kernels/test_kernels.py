@@ -1,0 +1,36 @@
+"""The package itself: its name's other owner, what its import pulls in, and the registry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+from kernels.reference import ReferenceKernels
+from kernels.registry import get_kernels
+
+
+def test_nobody_else_owns_the_name_here() -> None:
+    kernels.ensure_ours()
+
+
+def test_the_other_package_of_this_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = tmp_path / "kernels-0.10.2.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.10.2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(kernels.NameClash, match=r"'kernels' 0\.10\.2 of Hugging Face.*pip uninstall kernels"):
+        kernels.ensure_ours()
+
+
+def test_the_package_and_its_plain_parts_import_no_torch() -> None:
+    code = "import sys, kernels, kernels.sampling; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_cpu_is_served() -> None:
+    assert isinstance(get_kernels(torch.device("cpu")), ReferenceKernels)

@@ -1,0 +1,158 @@
+"""Each operation against a plain formula in float64, at sizes that fit no block."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.protocol import AttentionMetadata, Kernels, KVSpec
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double(), expected.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_is_the_matrix_product(kernels: Kernels, dtype: torch.dtype, rows: int, bias: bool) -> None:
+    weight, x = randn(70, 100, dtype=dtype) / 10, randn(rows, 100, dtype=dtype, seed=1)
+    offset = randn(70, dtype=dtype, seed=2) if bias else None
+    linear = kernels.linear(weight.clone(), offset)
+    assert (linear.out_features, linear.in_features) == (70, 100)
+    out = linear(x)
+    assert out.dtype == dtype
+    expected = x.double() @ weight.double().T + (offset.double() if offset is not None else 0)
+    assert_near(out, expected, dtype)
+
+
+def test_linear_falls_back_for_a_type_that_the_library_lacks(kernels: Kernels) -> None:
+    weight, x = randn(7, 9, dtype=torch.float16), randn(3, 9, dtype=torch.float16, seed=1)
+    torch.testing.assert_close(kernels.linear(weight)(x), x @ weight.T, rtol=1e-2, atol=1e-2)
+
+
+@DTYPES
+def test_embed_takes_rows_as_float32(kernels: Kernels, dtype: torch.dtype) -> None:
+    table = randn(11, 6, dtype=dtype)
+    out = kernels.embed(table, torch.tensor([3, 0, 3, 10], dtype=torch.int32))
+    assert out.dtype == torch.float32
+    assert torch.equal(out, table.float()[[3, 0, 3, 10]])
+
+
+def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@DTYPES
+def test_rms_norm_divides_by_the_root_of_the_mean_square(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, weight = randn(5, 37) * 40, randn(37, seed=1)
+    out = kernels.rms_norm(x, weight, 1e-3, dtype)
+    assert out.dtype == dtype
+    assert_near(out, plain_norm(x, weight, 1e-3), dtype)
+
+
+def test_rms_norm_of_tiny_values_is_governed_by_eps(kernels: Kernels) -> None:
+    x, weight = randn(2, 8) * 1e-4, torch.ones(8)
+    assert_near(kernels.rms_norm(x, weight, 1e-2, torch.float32), plain_norm(x, weight, 1e-2), torch.float32)
+
+
+@DTYPES
+def test_add_rms_norm_keeps_the_sum_in_float32(kernels: Kernels, dtype: torch.dtype) -> None:
+    residual, x, weight = randn(5, 37) * 1000, randn(5, 37, dtype=dtype, seed=1), randn(37, seed=2)
+    expected = residual.double() + x.double()
+    total, norm = kernels.add_rms_norm(residual.clone(), x, weight, 1e-6, dtype)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=1e-6)
+    assert_near(norm, plain_norm(expected, weight, 1e-6), dtype)
+
+
+@DTYPES
+def test_silu_and_mul(kernels: Kernels, dtype: torch.dtype) -> None:
+    gate_up = randn(3, 26, dtype=dtype) * 4
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_near(kernels.silu_and_mul(gate_up.clone()), gate / (1 + (-gate).exp()) * up, dtype)
+
+
+def metadata(positions: list[int], slots: list[int]) -> AttentionMetadata:
+    """One request whose tokens go to the given slots of pages of 4."""
+
+    def i32(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    pages = [slot // 4 for slot in slots]
+    return AttentionMetadata(
+        positions=i32(positions),
+        slots=i32(slots),
+        query_start=i32([0, len(positions)]),
+        context_len=i32([len(positions)]),
+        block_table=i32(pages)[None],
+        max_query=len(positions),
+        max_context=len(positions),
+        page_size=4,
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(3, 1, 64), (4, 4, 80), (8, 2, 6)])
+def test_rotary_turns_pairs_of_halves(
+    kernels: Kernels, dtype: torch.dtype, normalised: bool, heads: int, kv_heads: int, size: int
+) -> None:
+    """Component i and i + D/2 are a point in the plane, turned by the angle of its position and frequency."""
+    positions = [0, 1, 7, 3]
+    angles = torch.rand(10, size // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 6
+    table = torch.stack([angles.cos(), angles.sin()], dim=1).float()
+    qkv = randn(4, heads + 2 * kv_heads, size, dtype=dtype)
+    q_norm, k_norm = (randn(size, seed=4), randn(size, seed=5)) if normalised else (None, None)
+    kv = kernels.new_kv(KVSpec(6, 4, kv_heads, size, dtype), CPU)
+    meta = kernels.prepare(metadata(positions, [9, 2, 3, 21]), dtype)
+
+    got = kernels.rotary_kv_write(qkv.clone(), table, meta, kv, q_norm, k_norm, norm_eps=1e-5)
+
+    q = qkv[:, :heads].double()
+    if q_norm is not None:
+        q = plain_norm(q, q_norm, 1e-5)
+    points = torch.complex(q[..., : size // 2], q[..., size // 2 :])
+    turned = points * torch.polar(torch.ones_like(angles), angles)[positions][:, None]
+    assert got.dtype == dtype
+    assert_near(got, torch.cat([turned.real, turned.imag], dim=-1), dtype)
+
+
+def test_copied_pages_are_equal_and_the_others_untouched(kernels: Kernels) -> None:
+    """Seen through attention, because the layout of the pool is the implementation's own."""
+    kv = kernels.new_kv(KVSpec(6, 4, 1, 8, torch.float32), CPU)
+    identity = torch.stack([torch.ones(16, 4), torch.zeros(16, 4)], dim=1)
+    meta = kernels.prepare(metadata([0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7, 8, 9, 10, 11]), torch.float32)
+    kernels.rotary_kv_write(randn(8, 3, 8), identity, meta, kv)
+
+    def look(pages: list[int]) -> Tensor:
+        last = AttentionMetadata(
+            positions=torch.tensor([7], dtype=torch.int32),
+            slots=torch.tensor([pages[-1] * 4 + 3], dtype=torch.int32),
+            query_start=torch.tensor([0, 1], dtype=torch.int32),
+            context_len=torch.tensor([8], dtype=torch.int32),
+            block_table=torch.tensor([pages], dtype=torch.int32),
+            max_query=1,
+            max_context=8,
+            page_size=4,
+        )
+        return kernels.paged_attention(randn(1, 1, 8), kv, kernels.prepare(last, torch.float32), 1 / math.sqrt(8))
+
+    before = look([1, 2])
+    assert not torch.equal(look([5, 3]), before)
+    kernels.copy_pages(kv, torch.tensor([1, 2]), torch.tensor([5, 3]))
+    assert torch.equal(look([5, 3]), before)
+    assert torch.equal(look([1, 2]), before)
+    assert not torch.equal(look([0, 4]), before)
