@@ -14,7 +14,7 @@ from headrace.contract import JobStatus, Reason
 
 from worker.failures import JobFailed
 from worker.intake import RAW_LIMIT_CHARS, rejected_id
-from worker.writer import Rejection
+from worker.orders import Rejection
 
 log = get_logger(__name__)
 

@@ -17,8 +17,8 @@ from worker.draft import ClaimedJob, Draft, ended, refused, stopped
 from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
 from worker.generation import Generation
 from worker.intake import raw_text, read_claim, rejected_id
+from worker.orders import Rejection
 from worker.slot import Cause, Slot, Stop
-from worker.writer import Rejection
 
 log = get_logger(__name__)
 
@@ -39,7 +39,10 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
     slot.job_id = job.lease.job_id
     try:
         return finish(slot, work(slot, job))
-    except (JobFailed, Dropped, Revoked, HandedBack):
+    except Dropped:
+        services.telemetry.drop(slot.job_id)
+        raise
+    except (JobFailed, Revoked, HandedBack):
         raise
     except Exception:
         # Whatever it was, the job ends here and says so: it is not left to run out of leases.
