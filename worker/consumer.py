@@ -14,7 +14,7 @@ from headrace.contract import JobStatus, Reason
 
 from worker.failures import JobFailed
 from worker.intake import RAW_LIMIT_CHARS, rejected_id
-from worker.writer import Rejection
+from worker.orders import Rejection
 
 log = get_logger(__name__)
 
@@ -60,7 +60,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
             rejected_id(task_id), services.model, Reason.INVALID_REQUEST, why, repr(message.body)[:RAW_LIMIT_CHARS]
         )
         failure = JobFailed.because(Reason.INVALID_REQUEST, why)
-        services.metrics.failed(JobStatus.FAILED, Reason.INVALID_REQUEST.value)
+        services.metrics.count(JobStatus.FAILED, Reason.INVALID_REQUEST.value)
 
         def recorded(_: object) -> None:
             self.pool.post(message.ack_log_error, log, self.connection_errors)

@@ -34,7 +34,7 @@ class Metrics:
             return Histogram(name, text, ["model"], buckets=buckets, registry=self.registry)
 
         self._jobs = Counter(
-            "headrace_jobs", "Jobs that ended here", ["model", "status", "reason"], registry=self.registry
+            "headrace_jobs_ended", "Jobs that ended here", ["model", "status", "reason"], registry=self.registry
         )
         self._queue = histogram("headrace_queue_seconds", "From acceptance to the engine's admission", _WAITS_S)
         self._first = histogram("headrace_time_to_first_token_seconds", "From the engine's receipt", _WAITS_S)
@@ -56,7 +56,7 @@ class Metrics:
 
     def ended(self, outcome: Outcome) -> None:
         """A job's outcome was committed."""
-        self.failed(outcome.status, outcome.reason.value if outcome.reason else "")
+        self.count(outcome.status, outcome.reason.value if outcome.reason else "")
         timings = outcome.timings or Timings()
         for histogram, value_ms in (
             (self._queue, timings.queue_time_ms),
@@ -67,7 +67,7 @@ class Metrics:
             if value_ms is not None:
                 histogram.labels(self._model).observe(value_ms / 1000)
 
-    def failed(self, status: JobStatus, reason: str) -> None:
+    def count(self, status: JobStatus, reason: str) -> None:
         """Count a job that ended, also one that never was claimed."""
         self._jobs.labels(self._model, status.value, reason).inc()
 

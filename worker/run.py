@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from celery import states
 from celery.exceptions import TaskRevokedError
 from celery.utils.log import get_logger
-from headrace.contract import JobStatus, Reason
+from headrace.contract import Job, JobStatus, Reason, Timings
 
 from engine.request import FinishReason, RequestOutput
 from ledger.contract import ClaimResult, Verdict
@@ -17,8 +17,8 @@ from worker.draft import ClaimedJob, Draft, ended, refused, stopped
 from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
 from worker.generation import Generation
 from worker.intake import raw_text, read_claim, rejected_id
+from worker.orders import Rejection
 from worker.slot import Cause, Slot, Stop
-from worker.writer import Rejection
 
 log = get_logger(__name__)
 
@@ -53,7 +53,7 @@ def reject(slot: Slot, exc: Malformed, raw: str) -> NoReturn:
     job_id = rejected_id(slot.task_id)
     rejection = Rejection(job_id, exc.model or services.model, exc.reason, str(exc), raw)
     slot.park(services.writer.reject, rejection)
-    services.metrics.failed(JobStatus.FAILED, exc.reason.value)
+    services.metrics.count(JobStatus.FAILED, exc.reason.value)
     fail(slot, exc.reason, str(exc))
 
 
@@ -71,8 +71,23 @@ def turned_away(slot: Slot, result: ClaimResult) -> NoReturn:
             fail(slot, Reason.DEAD_LETTER, "the job's attempts are used up")
         case Verdict.UNKNOWN:
             fail(slot, Reason.INVALID_REQUEST, f"no job has the id {result.job_id!r}")
+        case Verdict.TERMINAL if slot.message.wants_result:
+            repeat(slot, slot.park(slot.services.writer.look, result.job_id))
+            raise Dropped(f"job {result.job_id} has ended")
         case _:
             raise Dropped(f"job {result.job_id}: {result.verdict.value}")
+
+
+def repeat(slot: Slot, job: Job | None) -> None:
+    """Store the result of a job that has ended: perhaps its worker died between the commit and the result."""
+    if job is None or (job.result is None and job.error is None):
+        return
+    if job.status is JobStatus.SUCCEEDED and job.result is not None:
+        store(slot, states.SUCCESS, Generation(job.id, job.result, job.timings or Timings()))
+    elif job.status is JobStatus.CANCELLED:
+        store(slot, states.REVOKED, TaskRevokedError("terminated"))
+    elif job.error is not None:
+        store(slot, states.FAILURE, JobFailed.because(job.error.code, job.error.message))
 
 
 def work(slot: Slot, job: ClaimedJob) -> Draft:

@@ -12,18 +12,21 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from celery.utils.log import get_logger
-from headrace.contract import JobStatus, ModelCard, Reason
+from headrace.contract import Job, JobStatus, ModelCard
 
 from ledger.contract import Claim, ClaimResult, Lease, LedgerProtocol, LedgerUnavailable, Outcome, Verdict
 from worker.draft import Draft
+from worker.orders import Backlog, Cancellation, Done, Order, Rejection
 from worker.spool import Leftover, Spool, leftovers
 
 log = get_logger(__name__)
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 BATCH_ROWS = 64
 BATCH_S = 0.02
@@ -31,54 +34,6 @@ RETRY_MIN_S = 0.1
 RETRY_MAX_S = 5.0
 LAST_TRY_S = 3.0
 """How long a transaction that is under way when the thread is told to end may take."""
-
-A = TypeVar("A")
-R = TypeVar("R")
-Done = Callable[[R | Exception], None]
-"""Called on the writer's thread with the answer, or with what went wrong."""
-
-
-@dataclass(slots=True)
-class Order(Generic[A, R]):
-    """Something to write, and whom to tell."""
-
-    what: A
-    done: Done[R]
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A raw message that is no job."""
-
-    job_id: str
-    model: str
-    reason: Reason
-    message: str
-    raw: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cancellation:
-    """A revoke that reached this worker. `running` says whether it means jobs that have started, too."""
-
-    job_ids: tuple[str, ...]
-    running: bool
-
-
-@dataclass(slots=True)
-class Backlog:
-    """What is to be written, by kind, in the order in which the kinds are written."""
-
-    commits: list[Order[Draft, Outcome | None]] = field(default_factory=list)
-    releases: list[Order[Lease, bool]] = field(default_factory=list)
-    rejections: list[Order[Rejection, None]] = field(default_factory=list)
-    cancellations: list[Cancellation] = field(default_factory=list)
-    claims: list[Order[Claim, ClaimResult]] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return (
-            len(self.commits) + len(self.releases) + len(self.rejections) + len(self.cancellations) + len(self.claims)
-        )
 
 
 class Writer(threading.Thread):
@@ -130,6 +85,10 @@ class Writer(threading.Thread):
 
     def cancel(self, job_ids: Sequence[str], running: bool) -> None:
         self._inbox.put(lambda: self._backlog.cancellations.append(Cancellation(tuple(job_ids), running)))
+
+    def look(self, job_id: str, done: Done[Job | None]) -> None:
+        """Read a job."""
+        self._inbox.put(lambda: self._backlog.lookups.append(Order(job_id, done)))
 
     def forget(self, job_id: str) -> None:
         """Renew this job's lease no longer."""
@@ -265,6 +224,7 @@ class Writer(threading.Thread):
             self._cancel(backlog.cancellations[0])
             backlog.cancellations.pop(0)
         self._flush(backlog.claims, self._claim)
+        self._flush(backlog.lookups, lambda ids: [self._ledger.get(job_id) for job_id in ids])
 
     def _flush(self, orders: list[Order[A, R]], write: Callable[[list[A]], list[R]]) -> None:
         """Write orders in batches; once a batch fails, one at a time, so that only the bad one is told so."""

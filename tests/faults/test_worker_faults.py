@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import sqlalchemy as sa
 from headrace.contract import Job, JobStatus
+from headrace.events import job_event
+from headrace.wire import stream_key
 
 from tests.conftest import Broker
 from tests.workers import WorkerProcess, Workplace, eventually
@@ -87,6 +89,22 @@ def test_a_broker_restart_disturbs_no_running_job(
     assert workplace.send(max_tokens=3).get(timeout=10)["status"] == "succeeded"
 
 
+def test_dropped_connections_disturb_no_running_job(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    """celery 10302: after a connection reset the worker lives but never consumes again."""
+    workers = [start_worker(name, step_s=0.02, WORKER__LEASE_S=10) for name in ("w1", "w2")]
+    sent = [workplace.send(max_tokens=200) for _ in range(8)]
+    workplace.running(*(s.id for s in sent))
+    workplace.redis.client_kill_filter(_type="normal", skipme=True)
+    jobs = all_succeed(workplace, [s.id for s in sent], within_s=20)
+    assert {job.attempt for job in jobs} == {1}
+    eventually(lambda: workplace.unacked() == 0, 15, "the acknowledgements arrive")
+    assert workplace.send(max_tokens=3).get(timeout=10)["status"] == "succeeded"
+    tokens = sum(workplace.pool_info(worker)["engine"]["generation_tokens"] for worker in workers)
+    assert tokens == 8 * 200 + 3
+
+
 def test_jobs_end_while_the_broker_is_away(
     broker: Broker, workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -98,6 +116,12 @@ def test_jobs_end_while_the_broker_is_away(
     broker.start()
     for one in sent:
         assert one.get(timeout=15)["status"] == "succeeded"
+        last = workplace.redis.xrevrange(stream_key(one.id), count=1)[0][1][b"event"]
+        assert job_event.validate_json(last).model_dump(exclude_none=True) == {
+            "event": "state",
+            "status": JobStatus.SUCCEEDED,
+            "attempt": 1,
+        }
     eventually(lambda: workplace.unacked() == 0, 15, "the acknowledgements arrive")
 
 

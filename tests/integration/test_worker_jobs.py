@@ -112,6 +112,21 @@ def test_a_second_delivery_is_dropped(workplace: Workplace, start_worker: Callab
     workplace.ledger.check()
 
 
+def test_a_result_that_its_worker_could_not_store_is_stored_by_the_next_delivery(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    start_worker()
+    sent = workplace.send(max_tokens=5)
+    first = sent.get(timeout=10)
+    failed = workplace.send(prompt="x" * 5000)
+    eventually(lambda: failed.state == "FAILURE", 10, "the bad one has failed")
+    for one in (sent, failed):
+        workplace.redis.delete(f"celery-task-meta-{one.id}")
+        workplace.send(task_id=one.id, max_tokens=5)
+    assert sent.get(timeout=10) == first
+    eventually(lambda: failed.state == "FAILURE", 10, "the failure is told again")
+
+
 def test_the_stream_tells_the_whole_story(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
     start_worker()
     with workplace.redis.pubsub() as done:
@@ -179,7 +194,7 @@ def test_metrics_are_served(workplace: Workplace, start_worker: Callable[..., Wo
         workplace.send(max_tokens=16).get(timeout=10)
         with urllib.request.urlopen(worker.metrics_url, timeout=5) as answer:
             text = answer.read().decode()
-    assert 'headrace_jobs_total{model="fake",reason="",status="succeeded"} 1.0' in text
+    assert 'headrace_jobs_ended_total{model="fake",reason="",status="succeeded"} 1.0' in text
     assert 'headrace_generation_tokens_total{model="fake"} 16.0' in text
     assert 'headrace_queue_seconds_count{model="fake"} 1.0' in text
     assert 'headrace_engine_running{model="fake"} 0.0' in text
