@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import redis.asyncio
 from anyio import to_thread
@@ -17,6 +17,7 @@ from headrace.wire import WORKER_KEY_PREFIX
 
 from api.admission import Admission
 from api.metrics import Metrics
+from api.streams import StreamNews
 from api.threads import LedgerThreads
 from api.watch import EndWatch
 from ledger import Ledger
@@ -24,6 +25,8 @@ from ledger.contract import LedgerUnavailable
 from ledger.relay import Relay
 from ledger.transport import CeleryTransport
 from settings import Settings
+
+BROKER_CONNECTIONS = 64
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,6 +39,7 @@ class Door:
     broker: redis.asyncio.Redis
     relay: Relay
     watch: EndWatch
+    streams: StreamNews
     admission: Admission
     metrics: Metrics
     threads: LedgerThreads
@@ -70,7 +74,14 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
     """Open everything; neither broker nor database has to be there yet."""
     threads = LedgerThreads()
     ledger = Ledger(settings.ledger_url)
-    broker = redis.asyncio.Redis.from_url(settings.broker_url, decode_responses=True, socket_connect_timeout=2.0)
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        settings.broker_url,
+        decode_responses=True,
+        socket_connect_timeout=2.0,
+        max_connections=BROKER_CONNECTIONS,
+        timeout=5,
+    )
+    broker = redis.asyncio.Redis.from_pool(pool)
     transport = CeleryTransport(settings.broker_url)
     relay = Relay(ledger, transport, f"api-{new_job_id()}", settings.relay_interval_s, broker=transport)
 
@@ -78,10 +89,11 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
         return await threads.call(ledger.ended, list(job_ids))
 
     watch = EndWatch(broker, ended)
-    door = Door(settings, ledger, broker, relay, watch, Admission(ledger, threads), metrics, threads)
+    streams = StreamNews(broker)
+    door = Door(settings, ledger, broker, relay, watch, streams, Admission(ledger, threads), metrics, threads)
     relay.start()
     try:
-        async with watch.running():
+        async with _running(watch.listen(), watch.look(), streams.run()):
             yield door
     finally:
         door.closing.set()
@@ -89,6 +101,18 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
         transport.close()
         await broker.aclose()
         ledger.close()
+
+
+@asynccontextmanager
+async def _running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run endless work beside the body."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _door(request: Request) -> Door:

@@ -7,21 +7,20 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import redis.asyncio
-from headrace.contract import Job
+from headrace.contract import Job, JobStatus
 from headrace.events import StateEvent, TokenEvent, job_event
 from headrace.sse import KEEPALIVE_S
 from headrace.wire import stream_key
 from pydantic import ValidationError
 
 from api.door import Door
+from api.streams import ENTRIES, by_stream
 from ledger.contract import LedgerUnavailable
 
-BLOCK_S = 1.0
-"""How long one read waits for the stream's next entry: the most that a shutdown waits for a reader."""
-ENTRIES = 256
+TICK_S = 1.0
+"""How often an idle reader looks whether it should stop or say that it is there."""
 _STREAM_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 Entry = tuple[str, StateEvent | TokenEvent]
@@ -46,55 +45,58 @@ class Follower:
 
     async def frames(self) -> AsyncIterator[bytes]:
         """SSE frames until the job has ended or the process stops."""
-        with self._door.watch.waiting(self._job.id) as ended:
+        door, woken = self._door, False
+        with door.watch.waiting(self._job.id) as news, door.streams.following(self._key, news):
             await self._refresh()
             if not self._job.status.terminal:
                 yield self._state(None)
             spoken_s = time.monotonic()
-            while not self._door.closing.is_set():
-                done = self._job.status.terminal
-                entries = await self._read(0.0 if done or ended.is_set() else BLOCK_S)
+            while not door.closing.is_set():
+                news.clear()
+                entries = await self._read()
                 for entry_id, event in entries or ():
                     self._cursor = entry_id
                     spoken_s = time.monotonic()
                     if not (isinstance(event, StateEvent) and event.status.terminal):
                         yield self._forward(entry_id, event)
-                        continue
-                    await self._refresh()
-                    if event.status is self._job.status:
-                        async for frame in self._last(entry_id):
-                            yield frame
+                    elif await self._has_ended_as(event.status):
+                        async for last in self._last(entry_id):
+                            yield last
                         return
                 if entries:
                     continue
-                if done:
-                    async for frame in self._last(None):
-                        yield frame
+                if self._job.status.terminal:
+                    async for last in self._last(None):
+                        yield last
                     return
-                if ended.is_set() or entries is None:
-                    ended.clear()
-                    if await self._refresh() and not self._job.status.terminal:
+                if (woken or entries is None) and await self._refresh():
+                    if entries is None and not self._job.status.terminal:
                         yield self._state(None)
-                        spoken_s = time.monotonic()
+                    continue
                 if time.monotonic() - spoken_s >= KEEPALIVE_S:
                     yield b": still here\n\n"
                     spoken_s = time.monotonic()
+                woken = await _within(TICK_S, news)
 
-    async def _read(self, block_s: float) -> list[Entry] | None:
+    async def _read(self) -> list[Entry] | None:
         """The stream's next entries; None if the broker is away."""
-        block_ms = int(block_s * 1000) or None
         try:
-            reply: Any = await self._door.broker.xread({self._key: self._cursor}, count=ENTRIES, block=block_ms)
+            reply = await self._door.broker.xread({self._key: self._cursor}, count=ENTRIES)
         except (redis.RedisError, OSError):
-            await asyncio.sleep(block_s)
             return None
         entries: list[Entry] = []
-        for entry_id, fields in _entries_of(reply):
-            try:
-                entries.append((entry_id, job_event.validate_json(fields.get("event", ""))))
-            except ValidationError:
-                self._cursor = entry_id
+        for _, batch in by_stream(reply):
+            for entry_id, fields in batch:
+                try:
+                    entries.append((entry_id, job_event.validate_json(fields.get("event", ""))))
+                except ValidationError:
+                    self._cursor = entry_id
         return entries
+
+    async def _has_ended_as(self, status: JobStatus) -> bool:
+        """Whether that is the job's end, and not the end of a run before it was retried."""
+        await self._refresh()
+        return self._job.status is status
 
     async def _refresh(self) -> bool:
         """Read the job again; whether its state or attempt is another."""
@@ -137,12 +139,9 @@ def frame(event: StateEvent | TokenEvent, entry_id: str | None) -> bytes:
     return f"{head}event: {event.event}\ndata: {data}\n\n".encode()
 
 
-def _entries_of(reply: Any) -> list[tuple[str, dict[str, str]]]:
-    """Entries of the only stream in an XREAD's answer, which is a map in RESP3 and a list of pairs in RESP2."""
-    if not reply:
-        return []
-    if isinstance(reply, dict):
-        (batches,) = reply.values()
-        return [entry for batch in batches for entry in batch]
-    ((_, entries),) = reply
-    return list(entries)
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

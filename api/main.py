@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -34,11 +37,19 @@ class Server(uvicorn.Server):
         """The port that it listens on, once it has started."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop for a signal, and keep no account of it: uvicorn would die of the signal after a clean shutdown."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.door.closing.set()
         await super().shutdown(sockets)
 
 
 def run_api(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    Server(create_app(settings), settings).run()
+    """Serve until SIGINT or SIGTERM, then return. Exits with 1 if it can't start."""
+    server = Server(create_app(settings), settings)
+    server.run()
+    if not server.started:
+        sys.exit(1)

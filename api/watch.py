@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import redis.asyncio
@@ -53,21 +53,12 @@ class EndWatch:
     def waiters(self) -> int:
         return sum(map(len, self._waiters.values()))
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._look())]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
     def wake(self, job_id: str) -> None:
         for event in self._waiters.get(job_id, ()):
             event.set()
 
-    async def _listen(self) -> None:
+    async def listen(self) -> None:
+        """Wake whoever waits for a job that a worker says has ended."""
         backoff = Backoff()
         while True:
             try:
@@ -82,7 +73,8 @@ class EndWatch:
                 log.warning("no news of ended jobs from the broker (%s); the ledger is read each second", error)
                 await asyncio.sleep(backoff.delay_s())
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Wake whoever waits for a job that the ledger says has ended."""
         while True:
             await asyncio.sleep(self._interval_s)
             if not self._waiters:

@@ -23,6 +23,7 @@ from ledger import Ledger
 from ledger.contract import Claim, Lease, Outcome, Verdict
 from ledger.migrate import upgrade
 from settings import Settings
+from tests.conftest import new_postgres_database
 from text.bundle import TextBundle
 
 MAX_SEQ_LEN = 64
@@ -178,6 +179,18 @@ def api_settings(database_url: str, broker_url: str, home: Path, **api: Any) -> 
 def settings(database_url: str, broker_url: str, tmp_path: Path) -> Settings:
     upgrade(database_url)
     return api_settings(database_url, broker_url, tmp_path, max_body_bytes=100_000)
+
+
+@pytest.fixture(scope="module")
+def module_settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A database that the tests of one module share, and the session's broker."""
+    home = tmp_path_factory.mktemp("shared")
+    if request.config.getoption("--database") == "sqlite":
+        url = f"sqlite:///{home / 'ledger.sqlite3'}"
+    else:
+        url = new_postgres_database(request.getfixturevalue("postgres_url"))
+    upgrade(url)
+    return api_settings(url, request.getfixturevalue("_session_broker").url, home, max_body_bytes=100_000)
 
 
 @pytest.fixture

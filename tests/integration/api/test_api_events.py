@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from headrace.contract import Job, JobStatus
 from headrace.wire import stream_key
 
-from tests.integration.api.conftest import ApiServer, HandWorker
+from ledger import Ledger
+from ledger.migrate import upgrade
+from tests.conftest import Broker
+from tests.integration.api.conftest import ApiServer, HandWorker, api_settings
 
 PIECES = ["The ", "sky\u2028", "is \U0001f600", "\n\ndata: blue", "."]
 
@@ -180,3 +186,52 @@ def test_a_reader_that_leaves_frees_what_it_held(server: ApiServer, worker: Hand
     while "headrace_api_waiters 0.0" not in httpx.get(f"{server.url}/metrics").text:
         assert time.monotonic() < until_s
         time.sleep(0.05)
+
+
+async def test_hundreds_of_readers_share_a_few_broker_connections(
+    server: ApiServer, worker: HandWorker, submitted: Job
+) -> None:
+    async def follow(client: httpx.AsyncClient) -> bytes:
+        async with client.stream("GET", f"/v1/jobs/{submitted.id}/events") as response:
+            return b"".join([chunk async for chunk in response.aiter_bytes()])
+
+    limits = httpx.Limits(max_connections=200)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+        readers = [asyncio.create_task(follow(client)) for _ in range(150)]
+        while "headrace_api_waiters 150.0" not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        assert worker.broker.info("clients")["connected_clients"] < 80
+        await asyncio.to_thread(worker.run, submitted.id, "a", "b")
+        assert len(set(await asyncio.gather(*readers))) == 1
+
+
+def test_events_are_told_from_the_ledger_while_the_broker_is_away(
+    broker: Broker, database_url: str, tmp_path: Path
+) -> None:
+    upgrade(database_url)
+    hand = HandWorker(Ledger(database_url), broker.url)
+    hand.register()
+    with ApiServer(api_settings(database_url, broker.url, tmp_path)).running() as server:
+        job_id = httpx.post(f"{server.url}/v1/jobs", json={"model": "bytes", "prompt": "x"}).json()["id"]
+        hand.start(job_id)
+        hand.write(job_id, 0, "first ")
+        with ThreadPoolExecutor() as pool:
+            reading = pool.submit(read, server, job_id)
+            time.sleep(0.3)
+            broker.kill()
+            hand.commit(job_id, "first and last")
+            events = [parsed(frame) for frame in reading.result(20)]
+    hand.close()
+    assert text_of(events) == "first and last"
+    assert states_of(events)[-1] == "succeeded"
+
+
+def test_a_silent_stream_says_that_it_is_there(
+    server: ApiServer, submitted: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.follow.KEEPALIVE_S", 0.1)
+    with httpx.stream("GET", f"{server.url}/v1/jobs/{submitted.id}/events", timeout=5) as response:
+        chunks = response.iter_bytes()
+        assert b'"queued"' in next(chunks)
+        assert next(chunks) == b": still here\n\n"

@@ -13,7 +13,26 @@ import httpx
 import pytest
 from headrace.contract import Job
 
-from tests.integration.api.conftest import ApiServer
+from ledger import Ledger
+from settings import Settings
+from tests.integration.api.conftest import ApiServer, HandWorker
+
+
+@pytest.fixture(scope="module")
+def hostile_server(module_settings: Settings) -> Iterator[ApiServer]:
+    """One server for the whole table: no test here minds what the others leave."""
+    hand = HandWorker(Ledger(module_settings.ledger_url), module_settings.broker_url)
+    hand.register()
+    with ApiServer(module_settings).running() as running:
+        yield running
+    hand.close()
+
+
+@pytest.fixture
+def http(hostile_server: ApiServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=hostile_server.url, timeout=20) as client:
+        yield client
+
 
 OK = {"model": "bytes", "prompt": "x"}
 JSON = {"content-type": "application/json"}
@@ -88,6 +107,10 @@ def test_bodies_that_are_not_a_request(http: httpx.Client, body: bytes, says: st
         ({"priority": "urgent"}, "priority"),
         ({"deadline": "tomorrow"}, "deadline"),
         ({"deadline": "2000-01-01T00:00:00Z"}, "deadline"),
+        ({"deadline": "0001-01-01T00:00:00+14:00"}, "deadline"),
+        ({"deadline": "9999-12-31T23:59:59-14:00"}, "deadline"),
+        ({"deadline": 0}, "deadline"),
+        ({"deadline": 1e300}, "deadline"),
         ({"deadline": "9999-12-31T23:59:59+00:00", "ttl_s": 1}, None),
         ({"ttl_s": 0}, "ttl_s"),
         ({"ttl_s": 1e300}, "ttl_s"),
@@ -96,6 +119,7 @@ def test_bodies_that_are_not_a_request(http: httpx.Client, body: bytes, says: st
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"idempotency_key": ""}, "idempotency_key"),
         ({"idempotency_key": "k" * 256}, "idempotency_key"),
+        ({"idempotency_key": "\x00"}, "idempotency_key"),
         ({"unknown": 1}, "unknown"),
         ({"": 1}, None),
     ],
@@ -113,7 +137,7 @@ def test_fields_that_are_wrong(http: httpx.Client, fields: dict[str, Any], param
     [
         {"prompt": "a\x00b"},
         {"metadata": {"nul": "\x00", "\x00": "nul"}},
-        {"idempotency_key": "\x00"},
+        {"idempotency_key": "\u2028\U0001f600"},
         {"stop": "\x00"},
         {"prompt": "\u2028\x85\ufeff\U0010ffff"},
         {"deadline": "9999-12-31T23:59:59+00:00"},
@@ -151,7 +175,7 @@ def test_a_large_body_is_refused_before_it_is_sent(http: httpx.Client) -> None:
     assert "100000 bytes" in refusal(response)["message"]
 
 
-def test_a_large_body_without_a_length_is_refused_while_it_comes_and_is_not_kept(server: ApiServer) -> None:
+def test_a_large_body_without_a_length_is_refused_while_it_comes_and_is_not_kept(hostile_server: ApiServer) -> None:
     sent = 0
 
     def endless() -> Iterator[bytes]:
@@ -162,7 +186,7 @@ def test_a_large_body_without_a_length_is_refused_while_it_comes_and_is_not_kept
 
     tracemalloc.start()
     try:
-        with httpx.Client(base_url=server.url, timeout=20) as client:
+        with httpx.Client(base_url=hostile_server.url, timeout=20) as client:
             try:
                 response = client.post("/v1/jobs", content=endless(), headers=JSON)
                 assert response.status_code == 413
@@ -241,13 +265,13 @@ def test_last_event_ids_that_are_wrong(http: httpx.Client, submitted: Job, last_
     assert refusal(response)["param"] == "Last-Event-ID"
 
 
-def test_a_body_that_never_ends_holds_nothing_up(server: ApiServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)) as half:
+def test_a_body_that_never_ends_holds_nothing_up(hostile_server: ApiServer) -> None:
+    with socket.create_connection(("127.0.0.1", hostile_server.port)) as half:
         half.sendall(
             b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
         )
         began_s = time.monotonic()
-        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        assert httpx.get(f"{hostile_server.url}/healthz").status_code == 200
         assert time.monotonic() - began_s < 1
 
 
