@@ -157,5 +157,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model's GGUF file, from the shared cache; fetched into it if it isn't there."""
+    from engine.model.catalog import default_cache, pull
+
+    return pull("smollm2-135m", default_cache())
+
+
+@pytest.fixture(scope="session")
 def python() -> str:
     return sys.executable

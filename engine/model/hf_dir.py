@@ -142,8 +142,8 @@ def text_from_hf(
 
     tokenizer = Tokenizer.from_str(tokenizer_json)
     bos, end = (_content(tokenizer_config.get(f"{name}_token")) for name in ("bos", "eos"))
-    if end is not None and tokenizer.token_to_id(end) is not None:
-        eos = eos | {tokenizer.token_to_id(end)}
+    if end is not None and (end_id := tokenizer.token_to_id(end)) is not None:
+        eos = eos | {end_id}
     first = tokenizer.encode("a", add_special_tokens=True).ids[:1]
     return TextBundle(
         tokenizer_json=tokenizer_json,

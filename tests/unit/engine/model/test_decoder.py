@@ -49,7 +49,13 @@ class Stepper:
     def __init__(self, directory: HFDirectory) -> None:
         spec, kernels = directory.spec, ReferenceKernels(CPU)
         weights = build_weights(
-            spec, HFWeights(directory), kernels, dtype=torch.float32, device=CPU, vocab_size=spec.vocab_rows, positions=256
+            spec,
+            HFWeights(directory),
+            kernels,
+            dtype=torch.float32,
+            device=CPU,
+            vocab_size=spec.vocab_rows,
+            positions=256,
         )
         self.decoder = Decoder(spec, weights, kernels, torch.float32)
         shape = KVSpec(64, PAGE_SIZE, spec.kv_heads, spec.head_size, torch.float32)
@@ -117,9 +123,7 @@ class TestRotaryTable:
         torch.testing.assert_close(scaled[8], plain[2])
 
     def test_factors_divide_frequencies(self) -> None:
-        plain, scaled = (
-            rotary_table(RopeSpec(10.0), 4, 9, factors) for factors in (None, torch.tensor([1.0, 4.0]))
-        )
+        plain, scaled = (rotary_table(RopeSpec(10.0), 4, 9, factors) for factors in (None, torch.tensor([1.0, 4.0])))
         torch.testing.assert_close(scaled[8, :, 0], plain[8, :, 0])
         torch.testing.assert_close(scaled[8, :, 1], plain[2, :, 1])
 

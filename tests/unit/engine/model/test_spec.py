@@ -114,7 +114,10 @@ class TestHF:
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
-            ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported are LlamaForCausalLM"),
+            (
+                {"architectures": ["GPT2LMHeadModel"]},
+                "GPT2LMHeadModel is not supported; supported are LlamaForCausalLM",
+            ),
             ({"architectures": None}, "architecture unnamed"),
             ({"hidden_act": "gelu"}, "activation 'gelu'"),
             ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
