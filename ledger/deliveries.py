@@ -57,7 +57,7 @@ def verdict_on(row: Row[Any]) -> Verdict:
 def claim(
     connection: Connection, claims: Sequence[Claim], owner: str, lease_s: float, granted: dict[str, int]
 ) -> list[ClaimResult]:
-    """`granted` (job to fence) outlives one try of a batch, so a lease is found whose commit went through unanswered."""
+    """`granted` (job to fence) outlives one try of a batch: a lease whose commit went through unanswered is found."""
     rows = lock_jobs(connection, (delivery.job_id for delivery in claims), *_COLUMNS)
     absent = {c.job_id: c.request for c in claims if c.request is not None and c.job_id not in rows}
     if absent:

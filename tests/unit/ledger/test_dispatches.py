@@ -70,6 +70,7 @@ def test_the_reaper_requeues_a_dead_workers_job_and_raises_its_fence(ledger: Led
     job = ledger.get(dead.job_id)
     assert (job.status, job.attempt, job.worker) == (JobStatus.QUEUED, 1, None)
     assert [row.job_id for row in ledger.outbox(10)] == [dead.job_id]
+    assert ledger.release([dead]) == [False]
     assert ledger.commit([succeed(dead)]) == [False]
     assert ledger.commit([succeed(alive)]) == [True]
     assert desk.claimed(dead.job_id).attempt == 2

@@ -9,13 +9,15 @@ import hypothesis.strategies as st
 import pytest
 from headrace.contract import JobRequest, JobResult, JobStatus, Reason, new_job_id
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule, run_state_machine_as_test
 
 from ledger import Ledger, dispatches
 from ledger.contract import Claim, IllegalTransition, Lease, Outcome, Topic, Verdict
 
 QUEUED, RUNNING = JobStatus.QUEUED, JobStatus.RUNNING
 OWNERS = ("w1", "w2")
+FEW = 3
+"""Jobs in one example: much happens to each."""
 END_STATES = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.EXPIRED)
 
 
@@ -70,6 +72,7 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
             sql("DELETE FROM jobs")
             self.jobs: dict[str, Modelled] = {}
 
+        @precondition(lambda self: len(self.jobs) < FEW)
         @rule(target=ids, max_attempts=st.integers(1, 3), ttl=st.booleans())
         def submit(self, max_attempts: int, ttl: bool) -> str:
             request = JobRequest(model="m", prompt="x", max_attempts=max_attempts, ttl_s=3600 if ttl else None)
@@ -77,6 +80,7 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
             self.jobs[job_id] = Modelled(max_attempts, has_ttl=ttl)
             return job_id
 
+        @precondition(lambda self: len(self.jobs) < FEW)
         @rule(target=ids, owner=st.sampled_from(OWNERS))
         def raw_message(self, owner: str) -> Any:
             job_id = new_job_id()
