@@ -115,16 +115,17 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
                 if settled:
                     pipe.zrem(channel.unacked_index_key, *settled)
                     pipe.hdel(channel.unacked_key, *settled)
-                seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat()})
-                pipe.set(worker_key(c.hostname), seen, ex=WORKER_KEY_TTL_S)
+                if not pool.leaving:
+                    seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat()})
+                    pipe.set(worker_key(c.hostname), seen, ex=WORKER_KEY_TTL_S)
                 pipe.execute()
         except channel.connection_errors as exc:
             log.warning("messages could not be stamped: %r", exc)
             return
         del pool.settled[: len(settled)]
 
-    def shutdown(self, c: Any) -> None:
-        """Leave: nobody is to think that this worker consumes."""
+    def stop(self, c: Any) -> None:
+        """Leaving, or the connection broke: nobody is to think that this worker consumes."""
         channel = c.task_consumer and c.task_consumer.channel
         if channel and not channel.closed:
             try:

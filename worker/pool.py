@@ -240,6 +240,11 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             self._drain_until_s = 0.0
         self.post(lambda: None)
 
+    @property
+    def leaving(self) -> bool:
+        """Whether this worker takes no more jobs."""
+        return self._drain_until_s is not None
+
     def hurry(self) -> None:
         """Don't wait for running jobs any longer."""
         self._drain_until_s = 0.0

@@ -39,7 +39,10 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
     slot.job_id = job.lease.job_id
     try:
         return finish(slot, work(slot, job))
-    except (JobFailed, Dropped, Revoked, HandedBack):
+    except Dropped:
+        services.telemetry.drop(slot.job_id)
+        raise
+    except (JobFailed, Revoked, HandedBack):
         raise
     except Exception:
         # Whatever it was, the job ends here and says so: it is not left to run out of leases.

@@ -56,12 +56,17 @@ class _End:
 
 
 @dataclass(frozen=True, slots=True)
+class _Drop:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Result:
     store: Callable[[], None]
     done: Callable[[Exception | None], None]
 
 
-_Item = _Begin | _End | _Result | tuple[TokenDelta, ...]
+_Item = _Begin | _End | _Drop | _Result | tuple[TokenDelta, ...]
 
 
 class Telemetry(threading.Thread):
@@ -93,6 +98,10 @@ class Telemetry(threading.Thread):
     def end(self, job_id: str, attempt: int, status: JobStatus) -> None:
         """The ledger has the job's outcome, or has it queued again."""
         self._put(_End(job_id, attempt, status))
+
+    def drop(self, job_id: str) -> None:
+        """The job goes on elsewhere: say no more of it."""
+        self._put(_Drop(job_id))
 
     def result(self, store: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Run `store`, which writes a Celery result, and then call `done`; repeated until Redis takes it."""
@@ -147,7 +156,7 @@ class Telemetry(threading.Thread):
                             pipe.publish(DONE_CHANNEL, item.job_id)
                     case tuple():
                         self._add_tokens(pipe, item)
-                    case _Result():
+                    case _Drop() | _Result():
                         pass
             answers = pipe.execute(raise_on_error=False)
         for answer in answers:
@@ -156,7 +165,7 @@ class Telemetry(threading.Thread):
             if isinstance(answer, Exception):
                 log.error("Redis refused an event: %s", answer)
         for item in batch:
-            if isinstance(item, _End):
+            if isinstance(item, _End | _Drop):
                 self._streams.pop(item.job_id, None)
         self._store_results(batch)
 

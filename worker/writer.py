@@ -190,7 +190,11 @@ class Writer(threading.Thread):
         now = time.monotonic()
         drafts = [order.what for order in self._backlog.commits if order.what.lease.job_id not in self._spooled]
         if drafts:
-            self._spool.append([draft.outcome(now) for draft in drafts])
+            try:
+                self._spool.append([draft.outcome(now) for draft in drafts])
+            except OSError as exc:
+                log.error("outcomes can't be spooled, they are in memory only: %s", exc)
+                return
             self._spooled.update(draft.lease.job_id for draft in drafts)
 
     # -- writing -------------------------------------------------------------------------------

@@ -6,11 +6,22 @@ import json
 import socket
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
 
 import redis
-from headrace.contract import JobStatus, Priority
+from headrace.contract import JobStatus, Priority, utc_now
 from headrace.events import StateEvent, TokenEvent, job_event
-from headrace.wire import DONE_CHANNEL, STREAM_TTL_S, TASK_GENERATE, message_options, stream_key
+from headrace.wire import (
+    DONE_CHANNEL,
+    STREAM_TTL_S,
+    TASK_GENERATE,
+    WORKER_KEY_TTL_S,
+    message_options,
+    stream_key,
+    worker_key,
+)
 
 from tests.workers import MODEL, WorkerProcess, Workplace, eventually
 
@@ -173,6 +184,47 @@ def test_inspect_shows_the_pool_and_no_prompt(workplace: Workplace, start_worker
     assert "secret" not in worker.log
 
 
+def test_the_worker_shows_that_it_consumes_until_it_leaves(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    worker = start_worker()
+    seen = json.loads(workplace.redis.get(worker_key(worker.node)) or b"{}")
+    assert seen["model"] == MODEL
+    assert abs((utc_now() - datetime.fromisoformat(seen["at"])).total_seconds()) < 20
+    assert 0 < workplace.redis.ttl(worker_key(worker.node)) <= WORKER_KEY_TTL_S
+    assert worker.stop() == 0
+    assert workplace.redis.get(worker_key(worker.node)) is None
+
+
+def test_events_tell_the_summary_and_no_prompt(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    start_worker(step_s=0.02)
+    events: list[dict[str, Any]] = []
+    with workplace.app.connection_for_read() as connection:
+        receiver = workplace.app.events.Receiver(connection, handlers={"*": events.append})
+        with receiver.consumer_context() as (draining, _, _):
+            with suppress(TimeoutError):
+                draining.drain_events(timeout=0.1)  # subscribes
+            done = workplace.send(prompt="a secret of mine", max_tokens=20)
+            stopped = workplace.send(prompt="a secret of mine", max_tokens=3000)
+            workplace.running(stopped.id)
+            workplace.app.control.revoke(stopped.id, terminate=True)
+
+            def heard(kind: str, task_id: str) -> list[dict[str, Any]]:
+                with suppress(TimeoutError):
+                    draining.drain_events(timeout=0.1)
+                return heard_of(events, task_id, kind)
+
+            [success] = eventually(lambda: heard("task-succeeded", done.id))
+            [revoked] = eventually(lambda: heard("task-revoked", stopped.id))
+    assert success["result"].startswith("20 tokens · length · ")
+    assert revoked["terminated"] is True
+    assert len(heard_of(events, done.id, "task-started")) == 1
+    of_the_worker = [event for event in events if event["type"] != "task-sent"]
+    assert "secret" not in json.dumps(of_the_worker)
+
+
 def test_growing_and_shrinking_moves_the_cap(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
     worker = start_worker(step_s=0.01)
     control = workplace.app.control
@@ -198,6 +250,10 @@ def test_metrics_are_served(workplace: Workplace, start_worker: Callable[..., Wo
     assert 'headrace_generation_tokens_total{model="fake"} 16.0' in text
     assert 'headrace_queue_seconds_count{model="fake"} 1.0' in text
     assert 'headrace_engine_running{model="fake"} 0.0' in text
+
+
+def heard_of(events: list[dict[str, Any]], task_id: str, kind: str) -> list[dict[str, Any]]:
+    return [event for event in events if event.get("uuid") == task_id and event["type"] == kind]
 
 
 def eventually_messages(channel: redis.client.PubSub, count: int) -> set[str]:
