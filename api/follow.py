@@ -64,6 +64,7 @@ class Follower:
                             yield last
                         return
                 if entries:
+                    woken = False
                     continue
                 if self._job.status.terminal:
                     async for last in self._last(None):
