@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,6 +133,10 @@ class Database:
         self.url = ledger_url(url)
         self.engine = make_engine(url)
         self._reader = self.engine.execution_options(reads=True)
+        self._turn: AbstractContextManager[object] = nullcontext()
+        if self.engine.dialect.name == "sqlite":
+            self._turn = threading.Lock()
+            """SQLite lets its writers poll for the one write lock, and some starve: threads queue up here instead."""
 
     def __repr__(self) -> str:
         return f"Database({self.url.render_as_string(hide_password=True)!r})"
@@ -139,7 +145,8 @@ class Database:
         return self._run(self._reader, work)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        return self._run(self.engine, work)
+        with self._turn:
+            return self._run(self.engine, work)
 
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         give_up_s = time.monotonic() + RETRY_FOR_S

@@ -7,17 +7,26 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from headrace.contract import JobRequest, JobResult, JobStatus, Reason, new_job_id
+from headrace.contract import JobRequest, JobResult, JobStatus, Reason
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ledger import Ledger, dispatches
-from ledger.contract import Claim, IllegalTransition, Lease, Outcome, Topic, Verdict
+from ledger.contract import Claim, IllegalTransition, JobFilter, Lease, Outcome, Topic, Verdict
 
 QUEUED, RUNNING = JobStatus.QUEUED, JobStatus.RUNNING
 OWNERS = ("w1", "w2")
+RAW = "raw"
 FEW = 3
-"""Jobs in one example: much happens to each."""
+"""Submitted jobs in one example, beside a raw one: much happens to each."""
 END_STATES = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.EXPIRED)
 
 
@@ -72,23 +81,21 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
             sql("DELETE FROM jobs")
             self.jobs: dict[str, Modelled] = {}
 
-        @precondition(lambda self: len(self.jobs) < FEW)
-        @rule(target=ids, max_attempts=st.integers(1, 3), ttl=st.booleans())
-        def submit(self, max_attempts: int, ttl: bool) -> str:
-            request = JobRequest(model="m", prompt="x", max_attempts=max_attempts, ttl_s=3600 if ttl else None)
-            job_id = ledger.submit(request).job.id
-            self.jobs[job_id] = Modelled(max_attempts, has_ttl=ttl)
-            return job_id
+        @initialize(target=ids, attempts=st.lists(st.integers(1, 3), min_size=FEW, max_size=FEW), ttl=st.booleans())
+        def submit(self, attempts: list[int], ttl: bool) -> Any:
+            submitted = []
+            for max_attempts in attempts:
+                request = JobRequest(model="m", prompt="x", max_attempts=max_attempts, ttl_s=3600 if ttl else None)
+                submitted.append(ledger.submit(request).job.id)
+                self.jobs[submitted[-1]] = Modelled(max_attempts, has_ttl=ttl)
+            return multiple(*submitted, RAW)
 
-        @precondition(lambda self: len(self.jobs) < FEW)
-        @rule(target=ids, owner=st.sampled_from(OWNERS))
+        @initialize(target=leases, owner=st.sampled_from(OWNERS))
         def raw_message(self, owner: str) -> Any:
-            job_id = new_job_id()
-            request = JobRequest(model="m", prompt="x", max_attempts=2)
-            [result] = ledger.claim([Claim(job_id, request)], owner, 3600)
-            assert result.lease == Lease(job_id, owner, 1, 1)
-            self.jobs[job_id] = Modelled(2, RUNNING, 1, result.lease, releasable=result.lease)
-            return job_id
+            [result] = ledger.claim([Claim(RAW, JobRequest(model="m", prompt="x"))], owner, 3600)
+            assert result.lease == Lease(RAW, owner, 1, 1)
+            self.jobs[RAW] = Modelled(3, RUNNING, 1, result.lease, releasable=result.lease)
+            return result.lease
 
         @rule(target=leases, job_ids=st.lists(ids, min_size=1, max_size=3, unique=True), owner=st.sampled_from(OWNERS))
         def claim(self, job_ids: list[str], owner: str) -> Any:
@@ -178,6 +185,11 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
                 self.jobs[job_id].lapsed = True
 
         @rule(job_id=ids)
+        def its_worker_dies(self, job_id: str) -> None:
+            self.lease_lapses(job_id=job_id)
+            self.reap()
+
+        @rule(job_id=ids)
         def deadline_passes(self, job_id: str) -> None:
             if self.jobs[job_id].has_ttl:
                 sql("UPDATE jobs SET deadline = created_at WHERE id = :id", id=job_id)
@@ -218,9 +230,10 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
         @invariant()
         def the_ledger_is_whole_and_says_what_the_model_says(self) -> None:
             ledger.check()
+            rows = {row.id: row for row in ledger.page(JobFilter(limit=100)).data}
+            assert rows.keys() == self.jobs.keys()
             for job_id, job in self.jobs.items():
-                row = ledger.get(job_id)
-                assert row is not None
+                row = rows[job_id]
                 text = row.result.text if row.result is not None else None
                 assert (row.status, row.attempt, row.cancel_requested, text) == (
                     job.status,
