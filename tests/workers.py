@@ -177,7 +177,7 @@ class Workplace:
         return Sent(self.app, self.app.send_task(TASK_GENERATE, **options).id)
 
     def submit(self, **fields: Any) -> Job:
-        """A job in the ledger, with its message sent the way the relay sends it."""
+        """A job in the ledger, as the door writes it. A worker's relay sends its message."""
         request = JobRequest.model_validate(
             {"model": MODEL, "prompt": "hello", "max_tokens": 32, "temperature": 0.0, **fields}
         )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 from celery.exceptions import TaskRevokedError
-from headrace.contract import Job, JobStatus, Priority, Reason, new_job_id
-from headrace.wire import TASK_GENERATE, message_options
+from headrace.contract import Job, JobStatus, Reason, new_job_id
+from headrace.wire import TASK_GENERATE
 
-from tests.workers import MODEL, WorkerProcess, Workplace, eventually
+from tests.workers import WorkerProcess, Workplace, eventually
 
 LONG = 3000
 """Tokens that take longer than any test."""
@@ -32,12 +32,6 @@ def kept_part(job: Job) -> str:
     return job.result.text
 
 
-def send_ledger_job(workplace: Workplace, **fields: object) -> Job:
-    job = workplace.submit(max_tokens=LONG, **fields)
-    workplace.app.send_task(TASK_GENERATE, kwargs={"job_id": job.id}, **message_options(job.id, MODEL, Priority.NORMAL))
-    return job
-
-
 def revoke_by_celery(workplace: Workplace, job_id: str) -> None:
     workplace.app.control.revoke(job_id, terminate=True)
 
@@ -56,7 +50,7 @@ def test_a_running_job_is_cancelled_and_its_part_is_kept(
 ) -> None:
     worker = start_worker(WORKER__LEASE_S=2)
     raw = workplace.send(max_tokens=LONG)
-    of_ledger = send_ledger_job(workplace)
+    of_ledger = workplace.submit(max_tokens=LONG)
     workplace.running(raw.id, of_ledger.id)
     for job_id in (raw.id, of_ledger.id):
         began = time.monotonic()
@@ -83,7 +77,7 @@ def test_a_revoke_of_a_queued_job_outlives_the_worker(
     running = workplace.send(max_tokens=LONG)
     workplace.running(running.id)
     raw = workplace.send()
-    of_ledger = send_ledger_job(workplace)
+    of_ledger = workplace.submit(max_tokens=LONG)
     eventually(lambda: workplace.queued_messages() == 2, 5, "two jobs wait")
     workplace.app.control.revoke([raw.id, of_ledger.id], terminate=terminate)
     assert workplace.ended(of_ledger.id, within_s=5).status is JobStatus.CANCELLED
@@ -111,7 +105,7 @@ def test_a_plain_revoke_lets_a_running_job_finish(
 def test_a_job_cancelled_in_the_ledger_never_starts(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
-    job = send_ledger_job(workplace)
+    job = workplace.submit(max_tokens=LONG)
     workplace.ledger.request_cancel([job.id])
     worker = start_worker()
     eventually(lambda: workplace.unacked() + workplace.queued_messages() == 0, 5, "the message is settled")
@@ -121,7 +115,7 @@ def test_a_job_cancelled_in_the_ledger_never_starts(
 
 def test_a_revoked_job_that_is_retried_runs(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
     start_worker()
-    job = send_ledger_job(workplace)
+    job = workplace.submit(max_tokens=LONG)
     workplace.running(job.id)
     workplace.app.control.revoke(job.id, terminate=True)
     assert workplace.ended(job.id).status is JobStatus.CANCELLED
@@ -176,9 +170,6 @@ def test_messages_that_expired_in_the_queue_never_start(
 ) -> None:
     by_celery = workplace.send(options={"expires": 0.1})
     by_deadline = workplace.submit(ttl_s=0.1)
-    workplace.app.send_task(
-        TASK_GENERATE, kwargs={"job_id": by_deadline.id}, **message_options(by_deadline.id, MODEL, Priority.NORMAL)
-    )
     eventually(lambda: time.time() > by_deadline.created_at.timestamp() + 0.2, 2, "both have expired")
     worker = start_worker()
     for job_id in (by_celery.id, by_deadline.id):
