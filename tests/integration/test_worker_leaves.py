@@ -9,9 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 
+import pytest
 from headrace.contract import JobStatus
 
 from tests.workers import MODEL, ROOT, WorkerProcess, Workplace, eventually
+
+pytestmark = pytest.mark.slow
 
 LONG = 3000
 
@@ -95,16 +98,30 @@ def test_a_model_that_cannot_load_ends_the_worker_with_a_line(
     assert "Traceback" not in worker.log
 
 
-def test_an_engine_that_fails_ends_the_worker_and_no_job(
+def test_an_engine_that_fails_ends_its_worker_and_not_its_jobs(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
-    worker = start_worker(WORKER__LEASE_S=1)
-    sent = workplace.send(max_tokens=LONG)
-    workplace.running(sent.id)
+    worker = start_worker(step_s=0.02, WORKER__LEASE_S=2, extra=["-I", "tests.saboteur"])
+    sent = [workplace.send(max_tokens=100) for _ in range(4)]
+    assert worker.wait(20) != 0
+    assert "the engine's thread has died" in worker.log
+    assert {workplace.job(s.id).status for s in sent} <= {JobStatus.RUNNING, JobStatus.QUEUED}
+    start_worker("w2", WORKER__LEASE_S=2)
+    for one in sent:
+        assert workplace.ended(one.id).status is JobStatus.SUCCEEDED
+        assert workplace.job(one.id).attempt == 2
+    workplace.ledger.check()
+
+
+def test_a_request_that_fails_fails_alone(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
+    start_worker()
+    sent = workplace.send(max_tokens=300)
     poison = workplace.send(prompt="<<raise:5>>", max_tokens=20)
-    assert workplace.ended(poison.id).status is JobStatus.FAILED
-    assert workplace.job(sent.id).status is JobStatus.RUNNING
-    assert worker.process.poll() is None
+    job = workplace.ended(poison.id)
+    assert job.status is JobStatus.FAILED
+    assert job.error is not None
+    assert job.error.code == "engine_error"
+    assert sent.get(timeout=10)["status"] == "succeeded"
 
 
 def test_importing_the_application_loads_no_torch() -> None:

@@ -12,6 +12,8 @@ from headrace.wire import TASK_GENERATE
 
 from tests.workers import WorkerProcess, Workplace, eventually
 
+pytestmark = pytest.mark.slow
+
 LONG = 3000
 """Tokens that take longer than any test."""
 
