@@ -6,9 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from engine.config import EngineConfig
 from engine.model import open_files, revision
 from engine.model.gguf_file import GGUFFile
+from engine.model.gguf_weights import GGUFWeights
 from engine.model.hf_dir import HFDirectory, file_name
 from engine.model.spec import ModelSpec
 from text.bundle import TextBundle
@@ -46,11 +50,6 @@ def _write_text(text: TextBundle, directory: Path) -> None:
 
 
 def _write_weights(files: GGUFFile, directory: Path) -> None:
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from engine.model.gguf_weights import GGUFWeights
-
     spec = files.spec
     weights = GGUFWeights(files.header, spec)
     names = ["embedding", "norm", *([] if spec.tied_head else ["head"])]
@@ -63,9 +62,7 @@ def _write_weights(files: GGUFFile, directory: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(directory)
 
 
-def _llama_config(spec: ModelSpec, text: TextBundle) -> object:
-    from transformers import LlamaConfig
-
+def _llama_config(spec: ModelSpec, text: TextBundle) -> LlamaConfig:
     if spec.architecture != "llama" or spec.qkv_bias or spec.mlp_bias or spec.rope.linear_factor != 1.0:
         raise SystemExit("the benchmark converts plain models of the Llama family only; name a Hugging Face directory")
     return LlamaConfig(

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +180,19 @@ def headrace_facts(stack: Stack) -> dict[str, Any]:
     with Client(stack.at.api_url) as client:
         job = client.run([1], model=settings.model.name, max_tokens=1, ignore_eos=True, timeout=60)
     return {
-        "version": version("headrace-server"),
+        "version": installed("headrace-server"),
         "model": settings.model.model_path,
         "device": (job.timings.device if job.timings else None) or settings.model.device,
         "dtype": settings.model.dtype,
         "most in a batch": settings.model.max_num_seqs,
     }
+
+
+def installed(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "from a working tree"
 
 
 def machine() -> dict[str, str]:

@@ -73,7 +73,8 @@ class Report:
             "",
             f"{self.jobs} jobs with prompts of 32 to 256 tokens, {self.max_tokens} new tokens each, greedy, "
             "end of text ignored, all submitted at once through a real queue; the time runs from the first submission "
-            "to the last result. Both sides run side by side on one machine and take turns; a round's prompts are new to both.",
+            "to the last result. Both sides run side by side on one machine and take turns; a round's prompts are new "
+            "to both.",
             "",
             "| | median tokens/s | lowest | highest | all jobs take | rounds |",
             "|---|---|---|---|---|---|",

@@ -61,16 +61,19 @@ def demo(
             stack.start()
             screen.report(f"ready after {time.monotonic() - began_s:.1f} s: API {stack.at.api_url}")
             prompts = _produce(stack.at.api_url, settings.model.name, max_tokens)
-            jobs = _follow(stack.at.api_url, list(prompts), timeout, interrupt.event)
+            jobs: list[Job] | None = _follow(stack.at.api_url, list(prompts), timeout, interrupt.event)
         except KeyboardInterrupt:
-            raise typer.Exit(Exit.INTERRUPTED) from None
+            jobs = None
         finally:
             stack.stop()
+    if jobs is None:
+        shutil.rmtree(home)
+        raise typer.Exit(Exit.INTERRUPTED)
     out.print(_results(jobs, prompts))
     out.print(_summary(jobs))
     if any(job.status.value != "succeeded" for job in jobs):
         raise Failure("not every job succeeded", f"the services' logs: {home / 'logs'}")
-    shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(home)
 
 
 def _produce(api_url: str, model: str, max_tokens: int) -> dict[str, str]:

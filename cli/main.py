@@ -21,9 +21,12 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        print(f"headrace {version('headrace-server')}")
+        try:
+            print(f"headrace {version('headrace-server')}")
+        except PackageNotFoundError:
+            print("headrace, from a working tree")
         raise typer.Exit
 
 

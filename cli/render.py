@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -88,23 +88,23 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def listing(jobs: Iterable[Job], now: datetime) -> Table:
-    """Jobs, one a line."""
-    table = Table(box=None, header_style="bold")
-    table.add_column("Job", no_wrap=True, min_width=36)
-    for name in ("Status", "Model", "Age", "Tokens", "Total"):
-        table.add_column(name, no_wrap=True)
+def listing(jobs: Sequence[Job], now: datetime) -> Table:
+    """Jobs, one a line; the model is shown if there are several."""
+    models = len({job.model for job in jobs}) > 1
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    widths = {"Job": 36, "Status": 9, **({"Model": 8} if models else {}), "Age": 6, "Total": 7}
+    for name, width in widths.items():
+        table.add_column(name, no_wrap=True, min_width=width)
     table.add_column("Text", no_wrap=True, overflow="ellipsis")
     for job in jobs:
-        result = job.result
+        outcome = one_line(job.result.text, 80) if job.result else job.error.code.value if job.error else ""
         table.add_row(
             job.id,
             status_text(job),
-            escape(job.model),
+            *([escape(job.model)] if models else []),
             age((now - job.created_at).total_seconds()),
-            str(result.usage.completion_tokens) if result else "-",
             ms(job.timings.total_time_ms) if job.timings else "-",
-            escape(one_line(result.text, 60)) if result else (job.error.code.value if job.error else ""),
+            escape(outcome),
         )
     return table
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an event that a program can wait for."""
+"""Ctrl-C, SIGTERM and the end of the terminal as an event that a program can wait for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Interrupt:
         self.event = threading.Event()
         self.hurry: Callable[[], None] = lambda: None
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def on_signal(self, number: int, frame: object) -> None:
         if self.event.is_set():
             self.hurry()
         self.event.set()
@@ -23,9 +23,13 @@ class Interrupt:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupt]:
-    """Catch SIGINT and SIGTERM for as long as the context lasts. Main thread only."""
+    """Catch the signals that ask for an end, unless they are ignored (`nohup`), while the context lasts."""
     interrupt = Interrupt()
-    previous = {number: signal.signal(number, interrupt._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {
+        number: signal.signal(number, interrupt.on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield interrupt
     finally:

@@ -146,7 +146,7 @@ def test_a_service_that_dies_comes_back(up: Up, env: dict[str, str]) -> None:
     assert "worker ended (SIGKILL)" in up.text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_stops_everything_in_order(tmp_path: Path, number: int) -> None:
     up = Up.start(tmp_path / "home")
     up.wait_ready()
@@ -236,6 +236,21 @@ def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     assert "Why is the sky blue?" in done.stdout
     assert done.stdout.count("12 out") == 16
     assert list(scratch.iterdir()) == []
+
+
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+    env = {**os.environ, **FAKE, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-m", "cli", "demo"], env=env, stderr=subprocess.PIPE)
+    eventually = time.monotonic() + 60
+    while not list(tmp_path.glob("headrace-demo-*/broker")):
+        assert time.monotonic() < eventually
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert gone(children)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_producer_of_the_demo_needs_the_client_only() -> None:

@@ -118,7 +118,7 @@ def test_health_checks_ask_for_routes_that_exist(services: dict[str, Any]) -> No
     assert urls("flower") == [(5555, "/healthcheck")]
     from flower.urls import handlers
 
-    assert any(route[0] == "/healthcheck" for route in handlers)
+    assert any(isinstance(route, tuple) and route[0] == "/healthcheck" for route in handlers)
     assert urls("worker") == [(Settings().worker.metrics_port, "/metrics")]
 
 
