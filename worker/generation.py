@@ -8,7 +8,10 @@ from headrace.contract import JobResult, JobStatus, Timings
 
 
 class Generation:
-    """A finished job: a line for Flower's result column, and the whole of it for `AsyncResult.get()`."""
+    """A finished job: a line for Flower's result column, and a mapping for callbacks (`link`, chains).
+
+    `AsyncResult.get()` gets the whole job instead, see `headrace.outcome`.
+    """
 
     def __init__(self, job_id: str, result: JobResult, timings: Timings) -> None:
         self.job_id = job_id

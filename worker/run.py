@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from celery import states
-from celery.exceptions import TaskRevokedError
 from celery.utils.log import get_logger
-from headrace.contract import Job, JobStatus, Reason, Timings
+from headrace.contract import JobStatus, Reason
+from headrace.outcome import celery_outcome
 
 from engine.request import FinishReason, RequestOutput
 from ledger.contract import ClaimResult, Verdict
@@ -57,7 +57,7 @@ def reject(slot: Slot, exc: Malformed, raw: str) -> NoReturn:
     rejection = Rejection(job_id, exc.model or services.model, exc.reason, str(exc), raw)
     slot.park(services.writer.reject, rejection)
     services.metrics.count(JobStatus.FAILED, exc.reason.value)
-    fail(slot, exc.reason, str(exc))
+    fail(slot, job_id, exc.reason, str(exc))
 
 
 def turned_away(slot: Slot, result: ClaimResult) -> NoReturn:
@@ -65,32 +65,21 @@ def turned_away(slot: Slot, result: ClaimResult) -> NoReturn:
     match result.verdict:
         case Verdict.CANCELLED:
             slot.services.telemetry.end(result.job_id, 0, JobStatus.CANCELLED)
-            revoke(slot, "revoked")
+            revoke(slot, result.job_id, "revoked")
         case Verdict.EXPIRED:
             slot.services.telemetry.end(result.job_id, 0, JobStatus.EXPIRED)
-            fail(slot, Reason.DEADLINE_EXCEEDED, "the deadline passed before the job could run")
+            fail(slot, result.job_id, Reason.DEADLINE_EXCEEDED, "the deadline passed before the job could run")
         case Verdict.DEAD:
             slot.services.telemetry.end(result.job_id, 0, JobStatus.FAILED)
-            fail(slot, Reason.DEAD_LETTER, "the job's attempts are used up")
+            fail(slot, result.job_id, Reason.DEAD_LETTER, "the job's attempts are used up")
         case Verdict.UNKNOWN:
-            fail(slot, Reason.INVALID_REQUEST, f"no job has the id {result.job_id!r}")
-        case Verdict.TERMINAL if slot.message.wants_result:
-            repeat(slot, slot.park(slot.services.writer.look, result.job_id))
+            fail(slot, result.job_id, Reason.INVALID_REQUEST, f"no job has the id {result.job_id!r}")
+        case Verdict.TERMINAL:
+            # Perhaps its worker died between the commit and the result.
+            store_outcome(slot, result.job_id)
             raise Dropped(f"job {result.job_id} has ended")
         case _:
             raise Dropped(f"job {result.job_id}: {result.verdict.value}")
-
-
-def repeat(slot: Slot, job: Job | None) -> None:
-    """Store the result of a job that has ended: perhaps its worker died between the commit and the result."""
-    if job is None or (job.result is None and job.error is None):
-        return
-    if job.status is JobStatus.SUCCEEDED and job.result is not None:
-        store(slot, states.SUCCESS, Generation(job.id, job.result, job.timings or Timings()))
-    elif job.status is JobStatus.CANCELLED:
-        store(slot, states.REVOKED, TaskRevokedError("terminated"))
-    elif job.error is not None:
-        store(slot, states.FAILURE, JobFailed.because(job.error.code, job.error.message))
 
 
 def work(slot: Slot, job: ClaimedJob) -> Draft:
@@ -152,30 +141,41 @@ def finish(slot: Slot, draft: Draft) -> Generation:
     services.metrics.ended(outcome)
     services.telemetry.end(job_id, outcome.lease.attempt, outcome.status)
     if outcome.status is JobStatus.CANCELLED:
-        revoke(slot, "terminated")
+        revoke(slot, job_id, "terminated")
     if outcome.status is not JobStatus.SUCCEEDED or outcome.result is None or outcome.timings is None:
-        fail(slot, outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
-    generation = Generation(job_id, outcome.result, outcome.timings)
-    store(slot, states.SUCCESS, generation)
-    return generation
+        fail(slot, job_id, outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
+    store_outcome(slot, job_id)
+    return Generation(job_id, outcome.result, outcome.timings)
 
 
-def fail(slot: Slot, reason: Reason, message: str) -> NoReturn:
+def fail(slot: Slot, job_id: str, reason: Reason, message: str) -> NoReturn:
     """FAILURE in Celery, with the reason."""
     failure = JobFailed.because(reason, message)
-    store(slot, states.FAILURE, failure)
+    store_outcome(slot, job_id, failure)
     raise failure
 
 
-def revoke(slot: Slot, why: str) -> NoReturn:
+def revoke(slot: Slot, job_id: str, why: str) -> NoReturn:
     """REVOKED in Celery."""
-    store(slot, states.REVOKED, TaskRevokedError(why))
+    store_outcome(slot, job_id)
     raise Revoked(why)
 
 
-def store(slot: Slot, state: str, value: Any) -> None:
-    """Put the Celery result where `AsyncResult` looks for it, off the hub thread, before the acknowledgement."""
+def store_outcome(slot: Slot, job_id: str, failure: JobFailed | None = None) -> None:
+    """Put the job's end where `AsyncResult` looks for it, off the hub thread, before the acknowledgement.
+
+    It is read from the ledger, so that Celery never says anything else. `failure` stands for a job that has no row.
+    """
     if not slot.message.wants_result:
         return
-    app, task_id = slot.services.app, slot.task_id
-    slot.park(slot.services.telemetry.result, lambda: app.backend.store_result(task_id, value, state))
+    services, task_id = slot.services, slot.task_id
+    job = slot.park(services.writer.look, job_id)
+    state: str
+    value: object
+    if job is not None and job.status.terminal:
+        state, value = celery_outcome(job)
+    elif failure is not None:
+        state, value = states.FAILURE, failure
+    else:
+        return
+    slot.park(services.telemetry.result, lambda: services.app.backend.store_result(task_id, value, state))

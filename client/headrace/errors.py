@@ -92,7 +92,7 @@ class JobFailed(HeadraceError):
         super().__init__(self.job.model_dump(mode="json", exclude_none=True))
 
     def __str__(self) -> str:
-        why = f": {self.job.error.message} ({self.job.error.code})" if self.job.error else ""
+        why = f": {self.job.error.code}: {self.job.error.message}" if self.job.error else ""
         return f"job {self.job.id} {self.job.status}{why}"
 
 

@@ -11,7 +11,7 @@ _CELERY_STATE = {
     JobStatus.SUCCEEDED: "SUCCESS",
     JobStatus.FAILED: "FAILURE",
     JobStatus.CANCELLED: "REVOKED",
-    JobStatus.EXPIRED: "REVOKED",
+    JobStatus.EXPIRED: "FAILURE",
 }
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import redis
-from headrace.contract import JobStatus, Priority, utc_now
+from headrace.contract import Job, JobStatus, Priority, utc_now
 from headrace.events import StateEvent, TokenEvent, job_event
 from headrace.wire import (
     DONE_CHANNEL,
@@ -38,14 +38,8 @@ def test_a_raw_producers_result_equals_the_ledgers(
     assert job.status is JobStatus.SUCCEEDED
     assert job.result is not None
     assert job.timings is not None
-    assert result == {
-        "job_id": sent.id,
-        "status": "succeeded",
-        "text": job.result.text,
-        "finish_reason": "length",
-        "usage": job.result.usage.model_dump(mode="json"),
-        "timings": job.timings.model_dump(mode="json"),
-    }
+    assert Job.model_validate(result) == job
+    assert job.result.finish_reason == "length"
     assert len(job.result.token_ids) == job.result.usage.completion_tokens == 12
     assert job.attempt == job.timings.attempts == 1
     assert job.timings.worker == worker.node

@@ -50,7 +50,7 @@ def test_an_end_that_someone_else_wrote_is_an_error_and_not_a_wait_for_ever() ->
 
 def test_job_failed_says_why_and_is_json_inside() -> None:
     error = JobFailed(ended(JobStatus.CANCELLED))
-    assert str(error) == "job j1 cancelled: as asked (cancelled)"
+    assert str(error) == "job j1 cancelled: cancelled: as asked"
     json.dumps(error.args)
     assert pickle.loads(pickle.dumps(error)).job == error.job
 
