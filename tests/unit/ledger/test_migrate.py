@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -74,6 +75,7 @@ def test_models_and_migrations_agree(migrated_url: str) -> None:
     engine.dispose()
 
 
+@pytest.mark.slow
 def test_processes_may_upgrade_at_the_same_time(database_url: str) -> None:
     script = "import sys; from ledger import migrate; migrate.upgrade(sys.argv[1])"
     running = [subprocess.Popen([sys.executable, "-c", script, database_url]) for _ in range(3)]
