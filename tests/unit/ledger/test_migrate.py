@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -71,7 +72,7 @@ def test_models_and_migrations_agree(migrated_url: str) -> None:
             }
             assert set(made) == set(partial)
             for index, condition in partial.items():
-                assert condition.split("'")[1] in str(made[index])
+                assert set(re.findall(r"\w+", condition)) <= set(re.findall(r"\w+", str(made[index])))
     engine.dispose()
 
 
