@@ -51,9 +51,18 @@ def upgrade() -> None:
         sa.CheckConstraint("(status IN ('queued', 'running')) = (finished_at IS NULL)", name=op.f("ck_jobs_finished")),
         sa.CheckConstraint("attempt BETWEEN 0 AND max_attempts", name=op.f("ck_jobs_attempt")),
     )
-    op.create_index("ix_jobs_idempotency", "jobs", ["tenant", "idempotency_key"], unique=True)
+    keyed = sa.text("idempotency_key IS NOT NULL")
+    op.create_index(
+        "ix_jobs_idempotency",
+        "jobs",
+        ["tenant", "idempotency_key"],
+        unique=True,
+        postgresql_where=keyed,
+        sqlite_where=keyed,
+    )
     op.create_index("ix_jobs_created", "jobs", ["created_at", "id"])
     op.create_index("ix_jobs_tenant_created", "jobs", ["tenant", "created_at", "id"])
+    op.create_index("ix_jobs_tenant_status_created", "jobs", ["tenant", "status", "created_at", "id"])
     op.create_index("ix_jobs_model_created", "jobs", ["model", "created_at", "id"])
     op.create_index("ix_jobs_status_created", "jobs", ["status", "created_at", "id"])
     op.create_index("ix_jobs_model_status", "jobs", ["model", "status"])

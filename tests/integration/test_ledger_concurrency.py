@@ -154,6 +154,7 @@ ledger.close()
 """
 
 
+@pytest.mark.slow
 def test_processes_share_jobs_out(ledger: Ledger, url: str) -> None:
     ids = [submit(ledger) for _ in range(30)]
     claimers = [
@@ -189,6 +190,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_what_was_committed_survives_a_kill_and_what_was_not_comes_back(ledger: Ledger, url: str) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE, text=True)
     reported = [job_id for _ in range(10) for job_id in worker.stdout.readline().split()]

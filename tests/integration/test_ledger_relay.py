@@ -72,6 +72,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_killed_half_way_loses_nothing(
     ledger: Ledger, url: str, seen: CeleryTransport, broker_url: str, relay: Relay
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -70,10 +72,11 @@ def test_models_and_migrations_agree(migrated_url: str) -> None:
             }
             assert set(made) == set(partial)
             for index, condition in partial.items():
-                assert condition.split("'")[1] in str(made[index])
+                assert set(re.findall(r"\w+", condition)) <= set(re.findall(r"\w+", str(made[index])))
     engine.dispose()
 
 
+@pytest.mark.slow
 def test_processes_may_upgrade_at_the_same_time(database_url: str) -> None:
     script = "import sys; from ledger import migrate; migrate.upgrade(sys.argv[1])"
     running = [subprocess.Popen([sys.executable, "-c", script, database_url]) for _ in range(3)]
