@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,13 +128,18 @@ def _write(connection: Connection, ends: Sequence[tuple[Row[Any], Outcome]]) -> 
                 "finish_reason": result.finish_reason if result is not None else None,
                 "stop_reason": result.stop_reason if result is not None else None,
                 "usage": usage.model_dump() if usage is not None else None,
-                "timings": timings.model_dump(exclude_none=True),
+                "timings": {name: value for name, value in timings.model_dump().items() if _tellable(value)},
             }
         )
     for status, rows in changes.items():
         connection.execute(_COMMIT[status], rows)
     connection.execute(insert(ResultRow), results)
     drop_publications(connection, [row.id for row, _ in ends])
+
+
+def _tellable(value: object) -> bool:
+    """Whether a timing says anything, in JSON: there is no NaN and no infinity."""
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def release(connection: Connection, leases: Sequence[Lease]) -> list[bool]:

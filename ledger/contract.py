@@ -70,7 +70,7 @@ class Verdict(StrEnum):
     DEAD = "dead"
     """Its attempts are used up; the claim has just ended it as `failed`, reason `dead_letter`."""
     UNKNOWN = "unknown"
-    """No row, and no request in the message."""
+    """No row, and no request in the message, or an id that can't be a job's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Lease, Verdict
 from ledger.door import new_row, with_seed
-from ledger.models import JobRow
+from ledger.models import MAX_ID_CHARS, JobRow
 from ledger.rows import end, insert_jobs, lock_jobs
 from ledger.states import CANCELLED, EXPIRED, FAILED, LIVE, RUNNING, move
 
@@ -59,7 +59,7 @@ def claim(
 ) -> list[ClaimResult]:
     """`granted` (job to fence) outlives one try of a batch: a lease whose commit went through unanswered is found."""
     rows = lock_jobs(connection, (delivery.job_id for delivery in claims), *_COLUMNS)
-    absent = {c.job_id: c.request for c in claims if c.request is not None and c.job_id not in rows}
+    absent = {c.job_id: c.request for c in claims if c.request is not None and _new_id(c.job_id, rows)}
     if absent:
         _write_raw(connection, absent)
         rows |= lock_jobs(connection, absent, *_COLUMNS)
@@ -99,6 +99,10 @@ def claim(
     for verdict, (status, reason) in ENDS.items():
         end(connection, ended[verdict], status, reason)
     return results
+
+
+def _new_id(job_id: str, known: Mapping[str, Any]) -> bool:
+    return job_id not in known and 0 < len(job_id) <= MAX_ID_CHARS and "\0" not in job_id
 
 
 def _run(row: Row[Any], owner: str, fence: int, attempt: int) -> ClaimResult:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 
 from headrace.contract import Job, JobPage, JobRequest, JobStatus, ModelCard, Reason, new_job_id
 from sqlalchemy import select
@@ -12,6 +13,14 @@ from ledger import attempts, catalogue, deliveries, dispatches, door, integrity,
 from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Dispatch, JobFilter, Lease, LedgerProtocol, Outcome, Renewal, Submission
 from ledger.database import Database
+
+_PORTION = 1000
+"""Databases bound the number of parameters of a statement."""
+
+
+def _portions(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(job_ids), _PORTION):
+        yield job_ids[start : start + _PORTION]
 
 
 class Ledger(LedgerProtocol):
@@ -41,7 +50,11 @@ class Ledger(LedgerProtocol):
         return self._database.read(lambda c: door.page(c, where))
 
     def request_cancel(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        return self._database.write(lambda c: door.request_cancel(c, job_ids)) if job_ids else {}
+        """Many ids take several transactions."""
+        jobs: dict[str, Job] = {}
+        for some in _portions(job_ids):
+            jobs |= self._database.write(partial(door.request_cancel, job_ids=some))
+        return jobs
 
     def retry(self, job_id: str) -> Job:
         return self._database.write(lambda c: door.retry(c, job_id))
@@ -100,7 +113,8 @@ class Ledger(LedgerProtocol):
         return self._database.read(dispatches.sent_counts)
 
     def republish(self, job_ids: Sequence[str]) -> int:
-        return self._database.write(lambda c: dispatches.republish(c, job_ids)) if job_ids else 0
+        """Many ids take several transactions."""
+        return sum(self._database.write(partial(dispatches.republish, job_ids=some)) for some in _portions(job_ids))
 
     def elect(self, role: str, owner: str, ttl_s: float) -> bool:
         return self._database.write(lambda c: dispatches.elect(c, role, owner, ttl_s))

@@ -30,17 +30,25 @@ from sqlalchemy.types import TypeDecorator
 from ledger.clock import UtcTime
 from ledger.contract import Topic
 
-TERMINAL = tuple(status for status in JobStatus if status.terminal)
+MAX_ID_CHARS = 255
+"""Celery lets a producer choose any task id; a longer one can't be a job."""
 
 
 class PlainText(TypeDecorator[str]):
     """Text of any origin. PostgreSQL can't hold U+0000, so it is kept as U+FFFD; a result's token ids stay exact."""
 
-    impl = Text
+    impl: type[String] = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return value.replace("\0", "\ufffd") if value is not None else None
+
+
+class PlainString(PlainText):
+    """The same, with a bounded length."""
+
+    impl = String
+    cache_ok = True
 
 
 def _words(values: type[StrEnum], length: int) -> Enum:
@@ -65,9 +73,9 @@ class JobRow(Base):
 
     __tablename__ = "jobs"
 
-    id: Mapped[str] = mapped_column(String(255), primary_key=True)
-    tenant: Mapped[str] = mapped_column(String(128))
-    model: Mapped[str] = mapped_column(String(128))
+    id: Mapped[str] = mapped_column(PlainString(MAX_ID_CHARS), primary_key=True)
+    tenant: Mapped[str] = mapped_column(PlainString(128))
+    model: Mapped[str] = mapped_column(PlainString(128))
     status: Mapped[JobStatus] = mapped_column(_words(JobStatus, 16))
     priority: Mapped[Priority] = mapped_column(_words(Priority, 16))
     attempt: Mapped[int] = mapped_column(Integer, server_default=text("0"))
@@ -94,7 +102,7 @@ class JobRow(Base):
     total_time_ms: Mapped[float | None] = mapped_column(Double)
     prompt_tokens: Mapped[int | None] = mapped_column(Integer)
     completion_tokens: Mapped[int | None] = mapped_column(Integer)
-    idempotency_key: Mapped[str | None] = mapped_column(String(255))
+    idempotency_key: Mapped[str | None] = mapped_column(PlainString(255))
     fingerprint: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, str]] = mapped_column("metadata", JSON)
     raw: Mapped[str | None] = mapped_column(PlainText)

@@ -238,3 +238,12 @@ def test_rejecting_a_known_id_changes_nothing(ledger: Ledger, desk: Any) -> None
     before = ledger.get(job_id)
     ledger.reject(job_id, "m", Reason.INVALID_REQUEST, "no", "{}")
     assert ledger.get(job_id) == before
+
+
+def test_timings_that_are_no_numbers_are_left_out(ledger: Ledger, desk: Any) -> None:
+    """JSON has no NaN, and one bad number must not keep a batch from being committed."""
+    lease = desk.running()
+    timings = Timings(tokens_per_second=float("inf"), mean_itl_ms=float("nan"), prefill_time_ms=2)
+    assert ledger.commit([Outcome(lease, JobStatus.SUCCEEDED, PARTIAL, timings=timings)]) == [True]
+    kept = ledger.get(lease.job_id).timings
+    assert (kept.tokens_per_second, kept.mean_itl_ms, kept.prefill_time_ms) == (None, None, 2)

@@ -239,3 +239,9 @@ def test_counts_agree_with_the_states(ledger: Ledger, desk: Any) -> None:
         "a": {JobStatus.QUEUED: 2, JobStatus.SUCCEEDED: 1},
         "b": {JobStatus.FAILED: 1},
     }
+
+
+def test_cancelling_more_than_a_statement_can_name(ledger: Ledger, desk: Any) -> None:
+    job_id = desk.queued()
+    jobs = ledger.request_cancel([*(f"none-{n}" for n in range(70_000)), job_id])
+    assert [job.status for job in jobs.values()] == [JobStatus.CANCELLED]
