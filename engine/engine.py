@@ -67,6 +67,8 @@ class Engine:
         pool = PagePool(pages, config.page_size)
         self.max_seq_len = min(config.max_seq_len, model.info.context_len, pool.capacity_tokens)
         """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
+        if pool.capacity_tokens < min(config.max_seq_len, model.info.context_len):
+            log.warning("KV memory holds %d tokens: no sequence can be longer", pool.capacity_tokens)
         self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
         self._live: dict[str, Generation] = {}
         self._deltas: list[TokenDelta] = []
