@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cli.checks.finding import Finding, Reporter
 from cli.instance import running
 from cli.ports import is_free
+from kernels import NameClash, ensure_ours
 from settings import Settings
 
 machine = Reporter("machine")
@@ -33,23 +33,19 @@ def check_machine(settings: Settings) -> list[Finding]:
 
 
 def _name_clash() -> Finding:
-    """Headrace's `kernels` package and another distribution of that name would overwrite each other."""
     try:
-        found = version("kernels")
-    except PackageNotFoundError:
-        return machine.ok("no other package is called `kernels`")
-    return machine.fail(
-        f"the package `kernels` {found} is installed; Headrace has an import package of the same name",
-        "pip uninstall kernels, or give Headrace a virtual environment of its own",
-    )
+        ensure_ours()
+    except NameClash as clash:
+        return machine.fail(str(clash), "pip uninstall kernels")
+    return machine.ok("no other package is called `kernels`")
 
 
 def _compiler() -> Finding:
     compiler = os.environ.get("CXX") or "c++"
     path = shutil.which(compiler)
     if path is None:
-        return machine.fail(
-            f"no C++ compiler (`{compiler}`): the CPU kernels can't be built",
+        return machine.warn(
+            f"no C++ compiler (`{compiler}`): CPU kernels can't be built here",
             "install one: apt-get install g++, or set CXX",
         )
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603

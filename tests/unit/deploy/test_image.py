@@ -41,3 +41,11 @@ def test_every_dependency_is_pinned() -> None:
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_server_package_holds_the_rooms_and_not_the_client() -> None:
+    from setuptools import find_packages
+
+    where = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    found = {name.partition(".")[0] for name in find_packages(str(ROOT), **where)}
+    assert found == {"api", "cli", "engine", "kernels", "ledger", "migrations", "settings", "text", "worker"}
