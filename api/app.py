@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 from headrace.contract import JobRequest
 
 from api import errors, openapi
@@ -35,6 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     for module in (jobs, events, models, health):
         app.include_router(module.router)
+    app.add_api_route("/", lambda: RedirectResponse("docs"), include_in_schema=False)
     errors.install(app)
     openapi.install(app, JobRequest)
     app.add_middleware(CountRequests, metrics=metrics)

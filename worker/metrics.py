@@ -100,12 +100,12 @@ class _EngineCollector(Collector):
             yield counter
 
 
-def serve_metrics(metrics: Metrics, port: int) -> WSGIServer:
-    """Serve the metrics on `port`, or on a free one if that is taken."""
+def serve_metrics(metrics: Metrics, host: str, port: int) -> WSGIServer:
+    """Serve the metrics on `port` of `host`, or on a free port if that is taken."""
     try:
-        server, _ = start_http_server(port, registry=metrics.registry)
+        server, _ = start_http_server(port, host, registry=metrics.registry)
     except OSError as exc:
-        server, _ = start_http_server(0, registry=metrics.registry)
+        server, _ = start_http_server(0, host, registry=metrics.registry)
         log.warning("metrics: port %d is taken (%s), moved to %d", port, exc, server.server_port)
     else:
         log.info("metrics: port %d", server.server_port)

@@ -124,12 +124,12 @@ def open_ledger(url: str) -> LedgerProtocol:
 
 def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool) -> Services:
     """Load the model and start every part; raises with a plain message if one can't start."""
-    from engine.resident import load_resident
+    from engine.model import load_model
     from engine.thread import EngineThread
 
     config = engine_config(settings)
     log.info("loading model %s", settings.model.model_path)
-    model = load_resident(config)
+    model = load_model(config)
     log.info("model %s loaded on %s, revision %s", settings.model.name, model.info.device, model.info.revision)
     metrics = Metrics(settings.model.name)
     client = redis.Redis.from_url(
@@ -148,7 +148,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         on_cancelled=lambda job_id: pool.post(pool.cancel, job_id),
     )
     metrics.watch(engine.stats)
-    server = serve_metrics(metrics, settings.worker.metrics_port)
+    server = serve_metrics(metrics, settings.worker.metrics_host, settings.worker.metrics_port)
     info = model.info
     card = ModelCard(
         id=settings.model.name,

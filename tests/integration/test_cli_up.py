@@ -112,21 +112,10 @@ def test_everything_listens_on_the_loopback_only(up: Up) -> None:
         connection.laddr.ip
         for process in [psutil.Process(up.process.pid), *up.children()]
         for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port != metrics_port(up)
+        if connection.status == psutil.CONN_LISTEN
     ]
     assert listening
     assert set(listening) <= {"127.0.0.1", "::1"}
-
-
-def metrics_port(up: Up) -> int:
-    from celery import Celery
-    from headrace.wire import celery_config
-
-    app = Celery(set_as_current=False)
-    app.conf.update(celery_config(up.state()["broker_url"]))
-    (stats,) = (app.control.inspect(timeout=2).stats() or {}).values()
-    app.close()
-    return int(stats["pool"]["metrics_port"])
 
 
 def test_services_write_logs(up: Up) -> None:

@@ -127,3 +127,9 @@ def test_the_openapi_document_is_complete(http: httpx.Client) -> None:
     references = {part.split('"')[0] for part in str(document).replace("'", '"').split("#/components/schemas/")[1:]}
     assert references <= set(schemas)
     assert http.get("/docs").status_code == 200
+
+
+def test_the_root_leads_to_the_documentation(http: httpx.Client) -> None:
+    answer = http.get("/", follow_redirects=True)
+    assert answer.status_code == 200
+    assert "Headrace" in answer.text
