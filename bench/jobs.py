@@ -182,8 +182,8 @@ def headrace_facts(stack: Stack) -> dict[str, Any]:
     return {
         "version": installed("headrace-server"),
         "model": settings.model.model_path,
-        "device": (job.timings.device if job.timings else None) or settings.model.device,
-        "dtype": settings.model.dtype,
+        "device": job.timings.device if job.timings else "",
+        "dtype": job.timings.dtype if job.timings else "",
         "most in a batch": settings.model.max_num_seqs,
     }
 

@@ -42,6 +42,8 @@ class ModelInfo:
     revision: str
     """Hash that changes with the weights, the tokenizer or the template."""
     device: str
+    dtype: str
+    """Of the weights and the KV, as torch names it."""
     context_len: int
     """The model's own limit, tokens."""
     vocab_size: int

@@ -75,6 +75,7 @@ class FakeModel:
         self.info = ModelInfo(
             revision="fake-1",
             device="fake",
+            dtype="none",
             context_len=context_len,
             vocab_size=text.vocab_size,
             kv_bytes_per_token=kv_bytes_per_token,

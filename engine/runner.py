@@ -63,6 +63,7 @@ class TorchModel:
         info = ModelInfo(
             revision=revision(config, files),
             device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
             context_len=spec.usable_context_len,
             vocab_size=min(text.vocab_size, spec.vocab_rows),
             kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),

@@ -25,6 +25,7 @@ class Identity:
 
     worker: str
     device: str
+    dtype: str
     model_revision: str
 
 
@@ -136,7 +137,11 @@ def _ended(job: ClaimedJob, who: Identity, output: RequestOutput, status: JobSta
 
 def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None) -> Timings:
     timings = Timings(
-        attempts=job.lease.attempt, worker=who.worker, device=who.device, model_revision=who.model_revision
+        attempts=job.lease.attempt,
+        worker=who.worker,
+        device=who.device,
+        dtype=who.dtype,
+        model_revision=who.model_revision,
     )
     if output is None:
         return timings

@@ -56,6 +56,7 @@ class Services:
         return {
             "model": self.model,
             "device": self.identity.device,
+            "dtype": self.identity.dtype,
             "model_revision": self.identity.model_revision,
             "ledger": "available" if self.writer.available() else "unavailable",
             "metrics_port": self.metrics_server.server_port,
@@ -130,7 +131,10 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
     config = engine_config(settings)
     log.info("loading model %s", settings.model.model_path)
     model = load_model(config)
-    log.info("model %s loaded on %s, revision %s", settings.model.name, model.info.device, model.info.revision)
+    loaded = model.info
+    log.info(
+        "model %s loaded on %s in %s, revision %s", settings.model.name, loaded.device, loaded.dtype, loaded.revision
+    )
     metrics = Metrics(settings.model.name)
     client = redis.Redis.from_url(
         settings.broker_url, socket_timeout=5, socket_connect_timeout=2, socket_keepalive=True
@@ -170,7 +174,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         metrics=metrics,
         metrics_server=server,
         owner=owner,
-        identity=Identity(hostname, info.device, info.revision),
+        identity=Identity(hostname, info.device, info.dtype, info.revision),
         lease_s=settings.worker.lease_s,
         drain_s=settings.worker.drain_s,
         max_num_seqs=settings.model.max_num_seqs,

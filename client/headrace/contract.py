@@ -207,6 +207,7 @@ class Timings(BaseModel):
     max_batch_size: int | None = None
     worker: str | None = None
     device: str | None = None
+    dtype: str | None = None
     model_revision: str | None = None
 
 

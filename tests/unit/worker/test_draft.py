@@ -12,7 +12,7 @@ from ledger.contract import ClaimResult, Lease, Verdict
 from worker.draft import ClaimedJob, Identity, ended, refused, stopped
 from worker.slot import Cause, Stop
 
-WHO = Identity("fake@host", "cpu", "r1")
+WHO = Identity("fake@host", "cpu", "float32", "r1")
 JOB = ClaimedJob(Lease("j1", "w/1", 3, 2), JobRequest(model="fake", prompt="hi"), accepted_s=100.0, remaining_s=None)
 METRICS = RequestMetrics(
     arrived_s=100.5, admitted_s=101.0, first_token_s=101.25, last_token_s=102.25, finished_s=102.25,

@@ -20,7 +20,7 @@ from worker.orders import Rejection
 from worker.spool import leftovers
 from worker.writer import Writer
 
-WHO = Identity("w", "fake", "r1")
+WHO = Identity("w", "fake", "float32", "r1")
 
 
 class Desk:
