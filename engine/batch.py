@@ -42,6 +42,8 @@ class ModelInfo:
     revision: str
     """Hash that changes with the weights, the tokenizer or the template."""
     device: str
+    dtype: str
+    """Of the weights and the KV, as torch names it."""
     context_len: int
     """The model's own limit, tokens."""
     vocab_size: int
@@ -51,10 +53,18 @@ class ModelInfo:
     text: TextBundle
 
 
+CPU_KV_BYTES = 2**30
+"""KV storage on a CPU, unless told otherwise."""
+
+
 class Model(Protocol):
     """A resident model with its KV storage: `engine.runner.TorchModel`, `engine.fake.FakeModel`."""
 
     info: ModelInfo
+
+    def kv_budget_bytes(self, gpu_memory_utilization: float) -> int:
+        """Memory that the KV storage may take unless told otherwise: a share of a GPU, a fixed amount on a CPU."""
+        ...
 
     def allocate_kv(self, pages: int, page_size: int) -> None:
         """Reserve the KV storage; called once, before the first step."""

@@ -23,7 +23,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 1024
     page_size: int = 16
     kv_cache_bytes: int | None = None
-    """Size of the KV pool; by default 1 GiB on a CPU."""
+    """Size of the KV pool; by default what `gpu_memory_utilization` leaves on a GPU, and 1 GiB on a CPU."""
     gpu_memory_utilization: float = 0.85
     threads: int | None = None
 

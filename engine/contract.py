@@ -67,6 +67,7 @@ class EngineHost(Protocol):
         """Take a request from any thread. Never blocks.
 
         A request that can't run (see `RequestRefused`) ends through `on_finished` with reason `error`.
+        Raises ValueError if the id is live, and RuntimeError once the host is stopping.
         """
         ...
 

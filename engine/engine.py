@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 ENGINE_ERROR = "engine_error"
 """`RequestOutput.error_code` of a request that failed while it ran."""
-DEFAULT_KV_CACHE_BYTES = 2**30
 
 
 class ModelFailed(RuntimeError):
@@ -58,15 +57,18 @@ class Engine:
         self._model = model
         self._config = config
         self._tokenizer = Tokenizer(model.info.text)
-        pages = (config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES) // (model.info.kv_bytes_per_token * config.page_size)
+        kv_bytes = config.kv_cache_bytes or model.kv_budget_bytes(config.gpu_memory_utilization)
+        pages = kv_bytes // (model.info.kv_bytes_per_token * config.page_size)
         if pages < 1:
             raise ValueError(
-                f"kv_cache_bytes={config.kv_cache_bytes} holds no page of {config.page_size} tokens"
+                f"a KV cache of {kv_bytes} bytes holds no page of {config.page_size} tokens"
                 f" at {model.info.kv_bytes_per_token} bytes each"
             )
         pool = PagePool(pages, config.page_size)
         self.max_seq_len = min(config.max_seq_len, model.info.context_len, pool.capacity_tokens)
         """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
+        if pool.capacity_tokens < min(config.max_seq_len, model.info.context_len):
+            log.warning("KV memory holds %d tokens: no sequence can be longer", pool.capacity_tokens)
         self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
         self._live: dict[str, Generation] = {}
         self._deltas: list[TokenDelta] = []

@@ -23,7 +23,7 @@ from itertools import chain
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from engine.batch import Batch, Model, ModelInfo
+from engine.batch import CPU_KV_BYTES, Batch, Model, ModelInfo
 from text.bundle import TextBundle
 
 _OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int}
@@ -75,6 +75,7 @@ class FakeModel:
         self.info = ModelInfo(
             revision="fake-1",
             device="fake",
+            dtype="none",
             context_len=context_len,
             vocab_size=text.vocab_size,
             kv_bytes_per_token=kv_bytes_per_token,
@@ -85,6 +86,9 @@ class FakeModel:
         self._page_size = 0
         self._pages = 0
         self._kv: dict[int, list[int]] = {}
+
+    def kv_budget_bytes(self, gpu_memory_utilization: float) -> int:
+        return CPU_KV_BYTES
 
     def allocate_kv(self, pages: int, page_size: int) -> None:
         self._pages, self._page_size = pages, page_size

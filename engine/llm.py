@@ -9,8 +9,8 @@ from typing import Any, Self, cast
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.model import load_model
 from engine.request import EngineRequest, RequestOutput, SamplingParams
-from engine.resident import load_resident
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -24,7 +24,7 @@ class LLM:
     def __init__(self, model: str, **config: Any) -> None:
         """`config` takes the fields of `EngineConfig`."""
         self.config = EngineConfig(model=model, **config)
-        self._engine = Engine(load_resident(self.config), self.config)
+        self._engine = Engine(load_model(self.config), self.config)
         self._ids = itertools.count()
 
     def generate(

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, ModelInfo
+from engine.batch import CPU_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
 from engine.model import open_files, revision
 from engine.model.decoder import Decoder, build_weights
@@ -63,12 +63,19 @@ class TorchModel:
         info = ModelInfo(
             revision=revision(config, files),
             device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
             context_len=spec.usable_context_len,
             vocab_size=min(text.vocab_size, spec.vocab_rows),
             kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
             text=text,
         )
         return cls(Decoder(spec, weights, kernels, dtype), info, device)
+
+    def kv_budget_bytes(self, gpu_memory_utilization: float) -> int:
+        if self._device.type != "cuda":
+            return CPU_KV_BYTES
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        return max(0, int(total_bytes * gpu_memory_utilization) - (total_bytes - free_bytes))
 
     def allocate_kv(self, pages: int, page_size: int) -> None:
         decoder = self._open()

@@ -62,15 +62,15 @@ class EngineThread:
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request from any thread; see `EngineHost.submit`. An id that is live already is the caller's fault."""
-        arrived_s = time.monotonic()
+        arrival = (request, time.monotonic())
         with self._lock:
             if self._stopping:
                 raise RuntimeError("the engine is stopping")
             if request.id in self._live:
                 raise ValueError(f"request {request.id} is in the engine already")
             self._live.add(request.id)
-            self._preparing[request.id] = (request, arrived_s)
-        self._arriving.put((request, arrived_s))
+            self._preparing[request.id] = arrival
+        self._arriving.put(arrival)
 
     def abort(self, request_id: str) -> None:
         with self._lock:
@@ -130,11 +130,12 @@ class EngineThread:
     def _prepare_loop(self) -> None:
         while (arrival := self._arriving.get()) is not None:
             request, arrived_s = arrival
-            if request.id not in self._preparing:
-                continue
+            if self._preparing.get(request.id) is not arrival:
+                continue  # aborted since
             work = self._prepare(request, arrived_s)
             with self._lock:
-                if self._preparing.pop(request.id, None) is not None:
+                if self._preparing.get(request.id) is arrival:
+                    del self._preparing[request.id]
                     self._post(work)
 
     def _prepare(self, request: EngineRequest, arrived_s: float) -> Callable[[], None]:

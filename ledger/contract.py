@@ -70,7 +70,7 @@ class Verdict(StrEnum):
     DEAD = "dead"
     """Its attempts are used up; the claim has just ended it as `failed`, reason `dead_letter`."""
     UNKNOWN = "unknown"
-    """No row, and no request in the message."""
+    """No row, and no request in the message, or an id that can't be a job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,19 @@ class LedgerProtocol(Protocol):
     def submit(self, request: JobRequest, job_id: str | None = None) -> Submission:
         """Write the job as `queued` and its outbox row, in one transaction; draw the seed if there is none.
 
-        Raises IdempotencyConflict, and ValueError for a deadline in the past.
+        Raises IdempotencyConflict, also for an id that is another request's, and ValueError for a deadline in the
+        past.
         """
         ...
 
     def get(self, job_id: str, tenant: str | None = None) -> Job | None: ...
 
+    def ended(self, job_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the jobs that have ended."""
+        ...
+
     def page(self, where: JobFilter) -> JobPage:
-        """Newest first; `after` is the last id of the page before."""
+        """Newest first; `after` is the last id of the page before. Raises ValueError if there is no such job."""
         ...
 
     def request_cancel(self, job_ids: Sequence[str]) -> dict[str, Job]:
@@ -156,7 +161,11 @@ class LedgerProtocol(Protocol):
         ...
 
     def retry(self, job_id: str) -> Job:
-        """An ended job that did not succeed is `queued` again, its attempts at 0. Raises IllegalTransition."""
+        """An ended job that did not succeed is `queued` again, its attempts at 0 and its `ttl_s` begun anew.
+
+        Raises IllegalTransition, also for a deadline in the past and for what never was a valid request; KeyError
+        for an unknown id.
+        """
         ...
 
     def counts(self) -> dict[str, dict[JobStatus, int]]:
@@ -175,18 +184,24 @@ class LedgerProtocol(Protocol):
     # -- the worker ----------------------------------------------------------------------------
     def claim(self, claims: Sequence[Claim], owner: str, lease_s: float) -> list[ClaimResult]:
         """Decide each delivery, in order. RUN raises `attempt` and `fence` and sets `lease_until`. An expired
-        lease is claimable. A raw message's row is written first, under its own id."""
+        lease is claimable. A raw message's row is written first, under its own id; if its idempotency key is
+        another job's, it is TERMINAL, written as a failed job that names the other."""
         ...
 
     def renew(self, leases: Sequence[Lease], lease_s: float) -> Renewal: ...
 
     def commit(self, outcomes: Sequence[Outcome]) -> list[bool]:
         """Result, timings and terminal state in one transaction, each guarded by its fence. False: the lease was
-        lost (or the outcome is there already, written by a commit whose answer got lost: then True)."""
+        lost (or the outcome is there already, written by a commit whose answer got lost: then True).
+
+        The ledger fills in the timings that are its own, `attempts` and `total_time_ms`. Raises ValueError for what
+        is no outcome: a success has a result, a failure a reason.
+        """
         ...
 
     def release(self, leases: Sequence[Lease]) -> list[bool]:
-        """Hand jobs back: `queued` again, the attempt uncounted, an outbox row to publish them at once."""
+        """Hand jobs back: `queued` again, the attempt uncounted, an outbox row to publish them at once. One whose
+        cancellation was asked for ends as `cancelled`. False: the lease was lost, or the job has ended."""
         ...
 
     def reject(self, job_id: str, model: str, reason: Reason, message: str, raw: str) -> None:
@@ -195,7 +210,8 @@ class LedgerProtocol(Protocol):
 
     # -- the relay -----------------------------------------------------------------------------
     def outbox(self, limit: int) -> list[Dispatch]:
-        """The oldest rows to send. Sending is at least once; the claim drops doubles."""
+        """The oldest rows to send; for a few seconds they are this caller's alone, then due again unless they were
+        reported `sent`. Sending is at least once; the claim drops doubles."""
         ...
 
     def sent(self, ids: Sequence[int]) -> None:
@@ -209,6 +225,11 @@ class LedgerProtocol(Protocol):
 
     def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
         """Queued jobs that have no outbox row and have been so for a while; `Dispatch.id` is 0."""
+        ...
+
+    def sent_counts(self) -> dict[str, dict[JobStatus, int]]:
+        """Queued and running jobs by model and status whose message the broker should hold: no outbox row is to
+        publish them. Cheap, however many jobs have ended."""
         ...
 
     def republish(self, job_ids: Sequence[str]) -> int:

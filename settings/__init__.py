@@ -54,6 +54,8 @@ class WorkerSettings(BaseModel):
     """A job whose worker hasn't renewed its claim for this long is taken over."""
     drain_s: float = Field(25.0, ge=0)
     """After SIGTERM, running jobs have this long to finish; the rest is handed back."""
+    metrics_host: str = "127.0.0.1"
+    """Where the worker serves its metrics; `0.0.0.0` for a scraper on another host."""
     metrics_port: int = Field(9808, ge=0, le=65535)
     """0 picks a free port."""
 

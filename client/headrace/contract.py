@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 MAX_PROMPT_CHARS = 2_000_000
 """No context of any supported model holds more text than this."""
@@ -69,7 +69,14 @@ class Message(BaseModel):
     content: Annotated[str, StringConstraints(max_length=MAX_PROMPT_CHARS)]
 
 
-Finite = Field(allow_inf_nan=False)
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("the moment is out of range in UTC") from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class JobRequest(BaseModel):
@@ -113,13 +120,11 @@ class JobRequest(BaseModel):
 
     stream: Annotated[bool, Field(description="Publish tokens as they are produced, not only changes of state")] = True
     priority: Priority = Priority.NORMAL
-    deadline: Annotated[
-        AwareDatetime | None, Field(description="After it the job never starts, and stops if it runs")
-    ] = None
+    deadline: Annotated[Moment | None, Field(description="After it the job never starts, and stops if it runs")] = None
     ttl_s: Annotated[
         float | None, Field(gt=0, le=30 * 86400, allow_inf_nan=False, description="A deadline, from now")
     ] = None
-    idempotency_key: Annotated[str, StringConstraints(min_length=1, max_length=255)] | None = None
+    idempotency_key: Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")] | None = None
     tenant: Name = "default"
     metadata: Annotated[
         dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
@@ -202,6 +207,7 @@ class Timings(BaseModel):
     max_batch_size: int | None = None
     worker: str | None = None
     device: str | None = None
+    dtype: str | None = None
     model_revision: str | None = None
 
 

@@ -33,6 +33,15 @@ def stream_key(job_id: str) -> str:
     return f"headrace:events:{job_id}"
 
 
+def worker_key(name: str) -> str:
+    """Redis key that a worker keeps alive while it consumes: a JSON object with its `model` and the time (`at`)."""
+    return f"{WORKER_KEY_PREFIX}{name}"
+
+
+WORKER_KEY_PREFIX = "headrace:worker:"
+WORKER_KEY_TTL_S = 15
+"""A worker's key is written again every fifth of this, so a dead worker is gone from view within it."""
+
 DONE_CHANNEL = "headrace:done"
 """Redis pub/sub channel; each message is the id of a job that has just reached a terminal state."""
 

@@ -50,8 +50,11 @@ class Bench:
         return result
 
     def run(self) -> dict[str, RequestOutput]:
-        while self.engine.has_work:
+        for _ in range(10_000):
+            if not self.engine.has_work:
+                break
             self.step()
+        assert not self.engine.has_work, "no end in sight"
         stats = self.engine.stats()
         assert stats.pages_free == stats.pages_total
         assert (stats.running, stats.waiting) == (0, 0)

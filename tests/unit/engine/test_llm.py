@@ -7,8 +7,8 @@ import pytest
 
 import engine
 from engine import LLM, EngineConfig, FinishReason, SamplingParams
+from engine.model import load_model
 from engine.request import RequestRefused
-from engine.resident import load_resident
 
 
 def test_prompts_in_any_form_give_outputs_in_their_order() -> None:
@@ -63,7 +63,9 @@ def test_an_interrupted_run_leaves_nothing_behind() -> None:
     with LLM("fake") as llm:
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a", "b"], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=900)], interrupt)
-        assert len(llm.generate("a")) == 1
+        seen: list[tuple[int, int]] = []
+        llm.generate("a", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 1)]
 
 
 def test_a_prompt_that_fails_has_an_output_with_the_error() -> None:
@@ -78,7 +80,7 @@ def test_the_configuration_is_checked() -> None:
 
 
 def test_the_fake_model_is_found_by_its_name() -> None:
-    assert load_resident(EngineConfig("fake:context_len=99")).info.context_len == 99
+    assert load_model(EngineConfig("fake:context_len=99")).info.context_len == 99
 
 
 def test_the_public_names() -> None:

@@ -263,6 +263,26 @@ def test_running_requests_are_not_touched_when_the_cap_falls() -> None:
     assert late in bench.step().admitted
 
 
+def test_an_urgent_request_takes_one_slot_even_above_a_lowered_cap() -> None:
+    bench = Bench(pages=200, seqs=4)
+    low = [bench.add(prompt=4, output=20, priority=6) for _ in range(4)]
+    bench.step()
+    bench.scheduler.max_num_seqs = 1
+    urgent = bench.add(prompt=4, output=2)
+    plan = bench.step()
+    assert (plan.preempted, plan.admitted) == ((low[3],), (urgent,))
+
+
+def test_the_share_of_a_preempted_prompt_goes_to_whoever_is_admitted() -> None:
+    bench = Bench(pages=1000, seqs=3, budget=16)
+    low = [bench.add(prompt=400, priority=6) for _ in range(3)]
+    bench.step()
+    urgent = [bench.add(prompt=30, output=2) for _ in range(2)]
+    plan = bench.step()
+    assert plan.preempted == (low[2], low[1])
+    assert plan.admitted == tuple(urgent)
+
+
 def test_a_page_is_kept_free_for_each_running_request_when_another_is_admitted() -> None:
     bench = Bench(pages=6, page_size=4, budget=64)
     bench.add(prompt=12, output=4)

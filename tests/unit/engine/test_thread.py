@@ -188,6 +188,20 @@ def test_an_abort_right_after_the_submit_is_kept(make: Make, recorder: Recorder)
     host.check()
 
 
+def test_an_id_that_was_aborted_may_come_again_while_the_first_still_waits_for_the_tokenizer(
+    make: Make, recorder: Recorder
+) -> None:
+    host = make()
+    host.submit(request("long", prompt="word " * 100_000))
+    host.submit(request("a", prompt="first"))
+    host.abort("a")
+    recorder.wait_for("a")
+    recorder.outputs.clear()
+    host.submit(request("a", prompt="second"))
+    [output] = recorder.wait_for("a")
+    assert output.prompt_token_ids == tuple(b"second")
+
+
 def test_a_listener_that_raises_is_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
     class Rude(Recorder):
         def on_admitted(self, request_id: str, admitted_s: float) -> None:

@@ -1,0 +1,61 @@
+# Headrace: `make demo` to see it work, `make test` to prove it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+INPUTS := constraints.txt pyproject.toml client/pyproject.toml
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install test quick check lint-fix bench redis-server
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.served ## Install, start everything embedded, run 16 jobs, stop
+	$(BIN)/headrace demo
+
+install: $(VENV)/.tested ## Install what serving and testing need into .venv
+
+test: check redis-server ## The checks, then the whole suite, then again on Redis and PostgreSQL what touches them
+	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q tests/unit/ledger tests/integration tests/faults --database postgres --broker redis
+
+quick: $(VENV)/.tested ## The suite without its slow tests
+	$(BIN)/python -m pytest -q -m "not slow"
+
+check: $(VENV)/.tested ## Format, lint, types and import arrows
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lint-fix: $(VENV)/.tested ## Format, and repair what ruff can repair
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.tested ## Headrace against the worker that people write today; writes bench/RESULTS.md
+	$(BIN)/python -m bench.jobs
+
+redis-server:
+	@command -v redis-server >/dev/null || { \
+	  echo "make test needs redis-server: install it with 'apt-get install redis-server' (or 'brew install redis')." >&2; \
+	  exit 1; }
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Headrace needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
+	  echo "Name another one: make $(firstword $(MAKECMDGOALS)) PYTHON=python3.11" >&2; \
+	  exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.served: $(INPUTS) | $(BIN)/python
+	@command -v nvidia-smi >/dev/null || echo "No NVIDIA GPU here; README.md, 'Without a GPU', says how to get the small build of PyTorch."
+	@echo "Installing the pinned dependencies (a few minutes the first time)"
+	@$(INSTALL) -e '.[embedded]'
+	@touch $@
+
+$(VENV)/.tested: $(INPUTS) | $(BIN)/python
+	@echo "Installing the pinned dependencies and the test tools (a few minutes the first time)"
+	@$(INSTALL) -e '.[embedded,dev]'
+	@touch $@ $(VENV)/.served

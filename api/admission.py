@@ -1,0 +1,92 @@
+"""Refuses at the door what no worker could run, by the model's own tokenizer and numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from anyio import CapacityLimiter, to_thread
+from headrace.contract import JobRequest, ModelCard
+from headrace.errors import NotFound
+from headrace.validation import invalid
+
+from api.threads import LedgerThreads
+from ledger.contract import LedgerProtocol
+from text.bundle import TextBundle
+from text.limits import PromptRefused, check_prompt
+from text.tokenizer import Tokenizer
+
+CARDS_TTL_S = 2.0
+KEPT_TOKENIZERS = 8
+
+
+class Admission:
+    """Model cards and tokenizers of the models that workers have registered, kept by revision."""
+
+    def __init__(self, ledger: LedgerProtocol, threads: LedgerThreads) -> None:
+        self._ledger = ledger
+        self._threads = threads
+        self._encoding = CapacityLimiter(2)
+        self._cards: dict[str, ModelCard] = {}
+        self._read_s = float("-inf")
+        self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
+        self._loading = asyncio.Lock()
+
+    async def cards(self, *, fresh: bool = False) -> dict[str, ModelCard]:
+        """The registered models by name, read again after two seconds."""
+        if fresh or time.monotonic() - self._read_s > CARDS_TTL_S:
+            self._cards = await self._threads.call(self._ledger.models)
+            self._read_s = time.monotonic()
+        return self._cards
+
+    async def check(self, request: JobRequest) -> None:
+        """Raise NotFound for an unknown model and BadRequest for a prompt that it can't run."""
+        card = await self.card(request.model)
+        if request.messages is not None and not card.chat:
+            raise invalid(f"model {card.id!r} has no chat template: give a prompt", "messages")
+        tokenizer = await self._tokenizer(card)
+        check = partial(
+            check_prompt,
+            tokenizer,
+            prompt=request.prompt,
+            messages=None if request.messages is None else [m.model_dump() for m in request.messages],
+            max_tokens=request.max_tokens,
+            max_seq_len=card.max_seq_len,
+            stop_token_ids=request.stop_token_ids,
+        )
+        try:
+            await to_thread.run_sync(check, limiter=self._encoding)
+        except PromptRefused as refused:
+            raise invalid(str(refused), refused.param, refused.code) from None
+
+    async def card(self, model: str) -> ModelCard:
+        cards = await self.cards()
+        if model not in cards:
+            cards = await self.cards(fresh=True)
+        if model not in cards:
+            known = ", ".join(sorted(cards)) or "none yet: no worker has started"
+            raise NotFound(
+                f"no worker has registered model {model!r}; known models: {known}",
+                type="invalid_request_error",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return cards[model]
+
+    async def _tokenizer(self, card: ModelCard) -> Tokenizer:
+        key = (card.id, card.revision)
+        async with self._loading:
+            if key not in self._tokenizers:
+                tokenizer = await self._threads.call(self._load, card.id)
+                while len(self._tokenizers) >= KEPT_TOKENIZERS:
+                    del self._tokenizers[next(iter(self._tokenizers))]
+                self._tokenizers[key] = tokenizer
+            return self._tokenizers[key]
+
+    def _load(self, model: str) -> Tokenizer:
+        data = self._ledger.text_bundle(model)
+        if data is None:
+            raise LookupError(f"model {model!r} is registered without its text bundle")
+        return Tokenizer(TextBundle.from_bytes(data))

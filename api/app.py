@@ -1,0 +1,43 @@
+"""The HTTP door as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
+from headrace.contract import JobRequest
+
+from api import errors, openapi
+from api.door import open_door
+from api.metrics import CountRequests, Metrics
+from api.routes import events, health, jobs, models
+from settings import Settings
+
+DESCRIPTION = """LLM inference as jobs on a message queue. Submit a job, then poll, long-poll or follow it.
+
+Every error is `{"error": {"message", "type", "param", "code"}}`. A submission with an idempotency key may be
+repeated as often as wanted: one job comes of it."""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """An application that opens its parts when it starts, and closes them when it stops."""
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_door(settings, metrics) as door:
+            app.state.door = door
+            yield
+
+    app = FastAPI(
+        title="Headrace", version="0.1.0", summary="LLM inference as jobs", description=DESCRIPTION, lifespan=lifespan
+    )
+    for module in (jobs, events, models, health):
+        app.include_router(module.router)
+    app.add_api_route("/", lambda: RedirectResponse("docs"), include_in_schema=False)
+    errors.install(app)
+    openapi.install(app, JobRequest)
+    app.add_middleware(CountRequests, metrics=metrics)
+    return app

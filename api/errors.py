@@ -1,0 +1,111 @@
+"""Every error leaves as `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from headrace.contract import ErrorBody
+from headrace.errors import ApiError, Conflict, NotFound, Unavailable
+from headrace.validation import bad_request, invalid
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from ledger.contract import IdempotencyConflict, IllegalTransition, LedgerUnavailable
+
+RETRY_AFTER_S = 2
+
+
+class ErrorAnswer(BaseModel):
+    """What every answer with status 400 or above looks like."""
+
+    error: ErrorBody
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entries of a route's errors; every route may answer 503."""
+    return {status: {"model": ErrorAnswer, "description": _MEANING[status]} for status in (*statuses, 503)}
+
+
+_MEANING = {
+    400: "The request is wrong: `param` names the field, `message` says what is wrong with it",
+    404: "Unknown job or model",
+    409: "The job's state, or the idempotency key, forbids it",
+    413: "The body is too large",
+    415: "The body is not declared to be JSON",
+    503: "The database, or the broker, is away: `Retry-After` says when to ask again",
+}
+
+
+def unknown_job(job_id: str) -> NotFound:
+    return NotFound(
+        f"there is no job {job_id!r}", type="invalid_request_error", param="id", code="job_not_found", status=404
+    )
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    body = ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
+    more = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else {}
+    return JSONResponse({"error": body.model_dump()}, error.status, headers={**more, **(headers or {})})
+
+
+def internal_error() -> JSONResponse:
+    return error_response(ApiError("internal error; the server's log has the cause", type="server_error", status=500))
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers of everything that a route may raise."""
+
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid_parameter(_: Request, error: RequestValidationError) -> Response:
+        details = [{**detail, "loc": detail["loc"][1:]} for detail in error.errors()]
+        sent = {detail["loc"][0]: detail["input"] for detail in details if detail["loc"]}
+        return error_response(bad_request(details, sent))  # type: ignore[arg-type]
+
+    @app.exception_handler(HTTPException)
+    async def by_the_framework(request: Request, error: HTTPException) -> Response:
+        headers = error.headers or {}
+        if error.status_code == 404:
+            path = f"there is nothing at {request.url.path}"
+            return error_response(NotFound(path, type="invalid_request_error", code="not_found", status=404))
+        if error.status_code == 405:
+            message = f"{request.method} is not allowed at {request.url.path}"
+            return error_response(invalid(message, None, "method_not_allowed", 405), headers)
+        return error_response(invalid(str(error.detail), None, status=error.status_code), headers)
+
+    @app.exception_handler(IdempotencyConflict)
+    async def other_body(_: Request, __: IdempotencyConflict) -> Response:
+        message = "this idempotency key was used before, with another body"
+        return error_response(
+            Conflict(
+                message,
+                type="idempotency_error",
+                param="idempotency_key",
+                code="idempotency_key_reused",
+                status=409,
+            )
+        )
+
+    @app.exception_handler(IllegalTransition)
+    async def wrong_state(_: Request, error: IllegalTransition) -> Response:
+        return error_response(Conflict(str(error), type="invalid_request_error", code="wrong_state", status=409))
+
+    @app.exception_handler(LedgerUnavailable)
+    async def database_away(_: Request, __: LedgerUnavailable) -> Response:
+        return error_response(_away("the database can't be reached now; nothing was changed", "database_unavailable"))
+
+    @app.exception_handler(redis.RedisError)
+    async def broker_away(_: Request, __: redis.RedisError) -> Response:
+        return error_response(_away("the broker can't be reached now", "broker_unavailable"))
+
+
+def _away(message: str, code: str) -> Unavailable:
+    return Unavailable(f"{message}; try again", type="server_error", code=code, status=503)

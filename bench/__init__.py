@@ -1,0 +1,1 @@
+"""Benchmarks against what people run today. Never part of the tests."""

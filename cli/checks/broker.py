@@ -1,0 +1,140 @@
+"""The broker: reachable, keeps what it is given, and all its clients agree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+from headrace.wire import VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX, celery_config
+
+from cli.checks.finding import Finding, Reporter
+from cli.output import first_line
+from cli.services import masked
+
+broker = Reporter("broker")
+MEMORY_ALARM = 0.7
+MAX_CLOCK_OFFSET_S = 2.0
+INSPECT_TIMEOUT_S = 1.0
+
+
+def check_broker(url: str) -> list[Finding]:
+    """Everything about the broker at `url`; one failure if it can't be reached."""
+    try:
+        with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3, decode_responses=True) as client:
+            return list(_findings(client, url))
+    except (redis.RedisError, ValueError) as error:
+        return [
+            broker.fail(
+                f"no broker answers at {masked(url)}: {first_line(error)}",
+                "start it, or set HEADRACE_REDIS_URL (or REDIS_URL); `headrace up` brings its own",
+            )
+        ]
+
+
+def _findings(client: redis.Redis, url: str) -> Iterator[Finding]:
+    sent_s = time.time()
+    seconds, microseconds = client.time()
+    offset_s = seconds + microseconds / 1e6 - (sent_s + time.time()) / 2
+    info: dict[str, Any] = client.info()
+    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
+    version = info.get("valkey_version") or info["redis_version"]
+    yield broker.ok(f"{name} {version} answers at {masked(url)}")
+    yield clock(broker, "the broker", offset_s)
+    yield _eviction(client)
+    yield _memory(info)
+    yield _persistence(info)
+    yield _unrenewed(client)
+    yield from _visibility(url)
+    yield _workers(client)
+
+
+def clock(area: Reporter, whose: str, offset_s: float) -> Finding:
+    """Whether a clock agrees with this host's."""
+    if abs(offset_s) <= MAX_CLOCK_OFFSET_S:
+        return area.ok(f"the clock of {whose} differs from this host's by {abs(offset_s) * 1000:.0f} ms")
+    return area.warn(
+        f"the clock of {whose} is {offset_s:+.1f} s off this host's",
+        "run NTP on every host: times in results and the age of messages are read across hosts",
+    )
+
+
+def _eviction(client: redis.Redis) -> Finding:
+    try:
+        policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
+    except redis.ResponseError:
+        return broker.warn(
+            "the memory policy can't be read (CONFIG is not allowed)", "make sure that maxmemory-policy is noeviction"
+        )
+    if policy == "noeviction":
+        return broker.ok("memory policy noeviction: no queued message is thrown away")
+    return broker.fail(
+        f"memory policy {policy}: under memory pressure the broker throws queued messages away",
+        "set `maxmemory-policy noeviction`, and keep caches on another server",
+    )
+
+
+def _memory(info: dict[str, Any]) -> Finding:
+    used, most = int(info["used_memory"]), int(info.get("maxmemory", 0))
+    if most == 0:
+        return broker.ok(f"{used / 2**20:.0f} MiB in use, no limit set")
+    text = f"{used / 2**20:.0f} of {most / 2**20:.0f} MiB in use"
+    if used < MEMORY_ALARM * most:
+        return broker.ok(text)
+    return broker.warn(
+        text, "a full broker refuses new jobs and kills consumers: raise maxmemory, or find what fills it"
+    )
+
+
+def _persistence(info: dict[str, Any]) -> Finding:
+    if int(info.get("aof_enabled", 0)):
+        if info.get("aof_last_write_status", "ok") == "ok":
+            return broker.ok("append-only file: queued messages survive a restart")
+        return broker.fail("the append-only file can't be written", "look at the broker's disk and its log")
+    return broker.warn(
+        "no append-only file: a restart of the broker empties the queues",
+        "set `appendonly yes`; until then the ledger publishes lost jobs again, and raw Celery messages are lost",
+    )
+
+
+def _unrenewed(client: redis.Redis) -> Finding:
+    """The age of the oldest unacknowledged message: a live worker renews its own every quarter of the limit."""
+    oldest = client.zrange("unacked_index", 0, 0, withscores=True)
+    if not oldest:
+        return broker.ok("no message waits for an acknowledgement")
+    age_s = time.time() - float(oldest[0][1])
+    if age_s <= VISIBILITY_TIMEOUT_S:
+        return broker.ok(f"every unacknowledged message was renewed within {age_s:.0f} s")
+    return broker.warn(
+        f"a message has gone unrenewed for {age_s:.0f} s, past the visibility timeout of {VISIBILITY_TIMEOUT_S} s",
+        "its worker died and none has run since: start one, and it is handed out again",
+    )
+
+
+def _visibility(url: str) -> Iterator[Finding]:
+    """Ask every worker for its visibility timeout. An unequal one makes running jobs start twice."""
+    from celery import Celery
+
+    app = Celery(set_as_current=False)
+    app.conf.update(celery_config(url))
+    try:
+        answers = app.control.inspect(timeout=INSPECT_TIMEOUT_S).conf() or {}
+    finally:
+        app.close()
+    for name, conf in sorted(answers.items()):
+        theirs = (conf.get("broker_transport_options") or {}).get("visibility_timeout", 3600)
+        if theirs == VISIBILITY_TIMEOUT_S:
+            yield broker.ok(f"{name}: visibility timeout {theirs} s, as here")
+        else:
+            yield broker.fail(
+                f"{name}: visibility timeout {theirs} s, but {VISIBILITY_TIMEOUT_S} s here; running jobs start twice",
+                "run the same version everywhere, and give other Celery apps on this broker another database number",
+            )
+
+
+def _workers(client: redis.Redis) -> Finding:
+    names = sorted(key.removeprefix(WORKER_KEY_PREFIX) for key in client.scan_iter(WORKER_KEY_PREFIX + "*"))
+    if names:
+        return broker.ok(f"consuming: {', '.join(names)}")
+    return broker.warn("no worker consumes", "start one: `headrace worker`")

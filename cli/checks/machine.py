@@ -1,0 +1,106 @@
+"""This machine: compiler, GPU, limits, ports, and what else is installed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli.checks.finding import Finding, Reporter
+from cli.instance import running
+from cli.ports import is_free
+from kernels import NameClash, ensure_ours
+from settings import Settings
+
+machine = Reporter("machine")
+MIN_OPEN_FILES = 4096
+
+
+def check_machine(settings: Settings) -> list[Finding]:
+    return [
+        machine.ok(f"Python {sys.version.split()[0]}"),
+        _name_clash(),
+        _compiler(),
+        _gpu(),
+        *_environment(),
+        *_limits(),
+        *_ports(settings),
+    ]
+
+
+def _name_clash() -> Finding:
+    try:
+        ensure_ours()
+    except NameClash as clash:
+        return machine.fail(str(clash), "pip uninstall kernels")
+    return machine.ok("no other package is called `kernels`")
+
+
+def _compiler() -> Finding:
+    compiler = os.environ.get("CXX") or "c++"
+    path = shutil.which(compiler)
+    if path is None:
+        return machine.warn(
+            f"no C++ compiler (`{compiler}`): CPU kernels can't be built here",
+            "install one: apt-get install g++, or set CXX",
+        )
+    answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    if answer.returncode != 0:
+        return machine.fail(f"`{path} --version` fails", "repair the compiler, or set CXX")
+    return machine.ok(f"compiler: {answer.stdout.splitlines()[0] if answer.stdout else path}")
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return machine.ok(f"PyTorch {torch.__version__} sees {', '.join(names)}")
+    if shutil.which("nvidia-smi"):
+        return machine.warn(
+            f"there is an NVIDIA driver here, but PyTorch {torch.__version__} sees no GPU",
+            "install the CUDA build of PyTorch that fits the driver; look at CUDA_VISIBLE_DEVICES",
+        )
+    return machine.ok(f"PyTorch {torch.__version__}, no GPU: the CPU kernels serve")
+
+
+def _environment() -> Iterator[Finding]:
+    """Variables that change what CUDA and NCCL do."""
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME"):
+        if name in os.environ:
+            yield machine.ok(f"{name}={os.environ[name]}")
+
+
+def _limits() -> Iterator[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < MIN_OPEN_FILES:
+        yield machine.warn(
+            f"a process may open only {soft} files; each waiting HTTP client takes one", f"ulimit -n {MIN_OPEN_FILES}"
+        )
+    else:
+        yield machine.ok(f"open files: up to {soft}")
+    overcommit = Path("/proc/sys/vm/overcommit_memory")
+    if overcommit.exists() and overcommit.read_text().strip() == "2":
+        yield machine.warn(
+            "vm.overcommit_memory is 2: the KV pool and the broker's background writes may be refused memory",
+            "sysctl vm.overcommit_memory=1 (or 0)",
+        )
+
+
+def _ports(settings: Settings) -> Iterator[Finding]:
+    """Whether what would start here could listen. A running instance holds its own ports."""
+    if running(settings.home) is not None:
+        yield machine.ok(f"`headrace up` runs in {settings.home}")
+        return
+    wanted = {"API": settings.api.port, "Flower": settings.flower_port, "metrics": settings.worker.metrics_port}
+    for name, port in wanted.items():
+        if port == 0 or is_free(port):
+            yield machine.ok(f"port {port} ({name}) is free")
+        else:
+            yield machine.warn(
+                f"port {port} ({name}) is taken", "`headrace up` would take a free one; a service alone would fail"
+            )

@@ -1,0 +1,61 @@
+"""`headrace db`: the ledger's schema."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli.output import out, print_json
+
+app = typer.Typer(help="Create, migrate and inspect the ledger's database.", no_args_is_help=True)
+
+
+@app.command()
+def upgrade(revision: Annotated[str, typer.Argument(help="Where to go.")] = "head") -> None:
+    """Bring the database to the revision that this version needs. Safe to run again and while workers run."""
+    from ledger import migrate
+
+    url = _url()
+    migrate.upgrade(url, revision)
+    _print_current(url)
+
+
+@app.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="Where to go: a revision, -1, or base.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+) -> None:
+    """Take the database back to an older revision. Columns and tables that it lacks are dropped with their data."""
+    from ledger import migrate
+
+    url = _url()
+    if not yes:
+        typer.confirm(f"Go back to {revision}? What newer revisions have added is lost.", abort=True)
+    migrate.downgrade(url, revision)
+    _print_current(url)
+
+
+@app.command()
+def current(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+    """Print the database's revision and the one that this version needs."""
+    from cli.instance import instance_settings
+    from ledger import migrate
+
+    present, needed = migrate.current(instance_settings().ledger_url), migrate.head()
+    if as_json:
+        print_json({"current": present, "needed": needed, "up_to_date": present == needed})
+        return
+    out.print(f"{present or 'empty'}" + (" (up to date)" if present == needed else f", this version needs {needed}"))
+
+
+def _url() -> str:
+    from cli.instance import instance_settings
+
+    return instance_settings().ledger_url
+
+
+def _print_current(url: str) -> None:
+    from ledger import migrate
+
+    out.print(f"the ledger is at revision {migrate.current(url) or 'base (empty)'}")

@@ -1,0 +1,255 @@
+"""Commands about jobs, over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cli.instance import api_url, default_model
+from cli.output import Exit, Failure, err, out, print_json
+
+if TYPE_CHECKING:
+    from headrace import Client
+    from headrace.contract import Job
+
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="The API. By default HEADRACE_API_URL, then the running `headrace up`.", metavar="URL"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB...")]
+JobId = Annotated[str, typer.Argument(help="Id of the job.", metavar="JOB")]
+
+
+@contextmanager
+def connected(url: str | None) -> Iterator[Client]:
+    """A client of the API; what goes wrong with it is told as a Failure."""
+    from headrace import ApiError, BadRequest, Client, ConnectionFailed, HeadraceError, NotFound
+
+    address = api_url(url)
+    try:
+        with Client(address, retries=1) as client:
+            yield client
+    except ConnectionFailed as error:
+        raise Failure(
+            f"no Headrace API answers at {address} ({error})",
+            "start one with `headrace up`, or name it with --url or HEADRACE_API_URL",
+        ) from None
+    except NotFound as error:
+        raise Failure(error.message, "`headrace jobs` lists jobs, `headrace models list` lists models") from None
+    except BadRequest as error:
+        raise Failure(error.message + (f" ({error.param})" if error.param else ""), code=Exit.USAGE) from None
+    except ApiError as error:
+        raise Failure(error.message) from None
+    except HeadraceError as error:
+        raise Failure(str(error)) from None
+
+
+def submit(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt.", metavar="[PROMPT]")] = None,
+    file: Annotated[
+        typer.FileText | None, typer.Option("--file", "-f", help="Read the prompt from a file; - is standard input.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="By default the running instance's.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Send the prompt as a user's message, or as bare text to continue.")
+    ] = True,
+    system: Annotated[str | None, typer.Option(help="A system message in front of a chat.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="Most tokens to generate.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 always takes the likeliest token.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Sample from this share of probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=-1, help="Sample from this many tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text. May be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.")] = False,
+    priority: Annotated[Literal["high", "normal", "low"] | None, typer.Option(help="How urgent it is.")] = None,
+    ttl: Annotated[float | None, typer.Option(min=0, help="Seconds after which it isn't wanted.")] = None,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key gives the same job.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="On whose behalf.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end and print the text.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", "-s", help="Print the text as it comes.")] = False,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Most seconds to wait; the job goes on.")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Enqueue a job and print its id; with --wait or --stream, its text and where its time went.
+
+    Exit codes: 0 accepted (with --wait: succeeded), 1 refused or failed, 2 wrong usage, 130 interrupted (the job goes
+    on). Example: headrace submit "Why is the sky blue?" --max-tokens 64 --stream
+    """
+    if (prompt is None) == (file is None):
+        raise Failure("give the prompt as an argument or with --file", "headrace submit --help", Exit.USAGE)
+    if stream and as_json:
+        raise Failure("--stream prints text as it comes, so it can't go with --json", "use --wait --json", Exit.USAGE)
+    text = prompt if file is None else file.read()
+    messages = None
+    if chat:
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": text or ""})
+    elif system:
+        raise Failure("--system goes with a chat, not with --raw", code=Exit.USAGE)
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": stop,
+        "ignore_eos": ignore_eos or None,
+        "priority": priority,
+        "ttl_s": ttl,
+        "idempotency_key": key,
+        "tenant": tenant,
+    }
+    params: Any = {name: value for name, value in given.items() if value is not None}
+    with connected(url) as client:
+        job = client.submit(None if chat else text, model=model or default_model(), messages=messages, **params)
+        if stream:
+            _stream(client, job, timeout)
+        elif wait:
+            _finish(_wait(client, job.id, timeout), as_json)
+        elif as_json:
+            print_json(job.model_dump(mode="json", exclude_none=True))
+        else:
+            print(job.id)
+
+
+def _wait(client: Client, job_id: str, timeout: float | None) -> Job:
+    from headrace import JobTimeout
+
+    try:
+        if not err.is_terminal:
+            return client.wait(job_id, timeout)
+        with err.status(f"job {job_id}"):
+            return client.wait(job_id, timeout)
+    except JobTimeout as error:
+        raise Failure(str(error), f"`headrace status {job_id} --wait` goes on waiting") from None
+    except KeyboardInterrupt:
+        raise _left(job_id) from None
+
+
+def _stream(client: Client, job: Job, timeout: float | None) -> None:
+    from headrace import JobFailed, JobTimeout
+
+    from cli.render import facts
+
+    try:
+        for piece in client.stream(job, timeout):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except JobFailed:
+        pass
+    except JobTimeout as error:
+        raise Failure(str(error), f"`headrace watch {job.id}` goes on") from None
+    except KeyboardInterrupt:
+        raise _left(job.id) from None
+    sys.stdout.write("\n")
+    ended = client.get(job)
+    err.print(facts(ended))
+    _exit_by(ended)
+
+
+def _left(job_id: str) -> Failure:
+    return Failure(f"stopped waiting; job {job_id} goes on", f"`headrace cancel {job_id}` stops it", Exit.INTERRUPTED)
+
+
+def _finish(job: Job, as_json: bool) -> None:
+    from cli.render import whole
+
+    if as_json:
+        print_json(job.model_dump(mode="json", exclude_none=True))
+    else:
+        out.print(whole(job), soft_wrap=True)
+    _exit_by(job)
+
+
+def _exit_by(job: Job) -> None:
+    if job.status.terminal and job.status.value != "succeeded":
+        raise typer.Exit(Exit.FAILED)
+
+
+def status(
+    job: JobId,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end.")] = False,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Most seconds to wait.")] = None,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Print a job: its status, its text, where its time went.
+
+    Exit codes: 0 it is queued, running or succeeded; 1 it failed, was cancelled, expired, or doesn't exist.
+    """
+    with connected(url) as client:
+        _finish(_wait(client, job, timeout) if wait else client.get(job), as_json)
+
+
+def watch(
+    job: JobId,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Most seconds to watch.")] = None,
+    url: Url = None,
+) -> None:
+    """Print a job's text as it comes, from its beginning, then where its time went."""
+    with connected(url) as client:
+        _stream(client, client.get(job), timeout)
+
+
+def cancel(
+    jobs: JobIds,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until they have stopped.")] = False,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """Stop jobs, queued or running. A running one keeps the text that it has."""
+    with connected(url) as client:
+        ended = [client.cancel(job) for job in jobs]
+        if wait:
+            ended = [_wait(client, job.id, None) for job in ended]
+        _print_each(ended, as_json)
+
+
+def retry(jobs: JobIds, as_json: Json = False, url: Url = None) -> None:
+    """Enqueue jobs again that ended without success, dead letters included."""
+    with connected(url) as client:
+        _print_each([client.retry(job) for job in jobs], as_json)
+
+
+def _print_each(jobs: list[Job], as_json: bool) -> None:
+    from cli.render import status_text
+
+    if as_json:
+        print_json([job.model_dump(mode="json", exclude_none=True) for job in jobs])
+        return
+    for job in jobs:
+        stopping = " (stopping)" if job.cancel_requested and not job.status.terminal else ""
+        out.print(job.id, status_text(job), stopping)
+
+
+def list_jobs(
+    status: Annotated[
+        Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"] | None,
+        typer.Option(help="Only these."),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most jobs to print.")] = 20,
+    as_json: Json = False,
+    url: Url = None,
+) -> None:
+    """List jobs, newest first."""
+    from itertools import islice
+
+    with connected(url) as client:
+        found = client.jobs(status=status, model=model, tenant=tenant, page_size=min(limit, 100))
+        jobs = list(islice(found, limit))
+    if as_json:
+        print_json([job.model_dump(mode="json", exclude_none=True) for job in jobs])
+        return
+    from headrace.contract import utc_now
+
+    from cli.render import listing
+
+    out.print(listing(jobs, utc_now()) if jobs else "no jobs")

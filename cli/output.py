@@ -1,0 +1,96 @@
+"""How the command speaks: to people on a terminal, to programs in JSON, and through its exit code."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    OK = 0
+    FAILED = 1
+    """The job did not succeed, a check failed, or the command could not do its work."""
+    USAGE = 2
+    INTERRUPTED = 130
+
+
+class Failure(Exception):
+    """An expected failure: what happened, and what to do about it. Shown without a traceback."""
+
+    def __init__(self, message: str, hint: str | None = None, code: Exit = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output, for programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_failure(failure: Failure) -> None:
+    err.print(f"[bold red]error:[/] {escape(failure.message)}", soft_wrap=True)
+    if failure.hint:
+        err.print(f"[dim]hint:[/]  {escape(failure.hint)}", soft_wrap=True)
+
+
+class Group(TyperGroup):
+    """Turns expected failures anywhere below it into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Failure as failure:
+            print_failure(failure)
+            raise typer.Exit(failure.code) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.INTERRUPTED) from None
+        except Exception as error:
+            failure_ = _known(error)
+            if failure_ is None:
+                raise
+            print_failure(failure_)
+            raise typer.Exit(failure_.code) from None
+
+
+def _known(error: Exception) -> Failure | None:
+    """What an exception of a library means to the user, if it is one that happens in normal life."""
+    for kind in type(error).__mro__:
+        match f"{kind.__module__}.{kind.__name__}":
+            case "pydantic_core._pydantic_core.ValidationError":
+                return _settings_failure(error)
+            case "ledger.contract.LedgerUnavailable" | "sqlalchemy.exc.OperationalError":
+                return Failure(
+                    f"the database can't be reached: {first_line(error)}",
+                    "check HEADRACE_DATABASE_URL (or DATABASE_URL); `headrace doctor` tells more",
+                )
+            case "redis.exceptions.ConnectionError" | "kombu.exceptions.OperationalError":
+                return Failure(
+                    f"the broker can't be reached: {first_line(error)}",
+                    "check HEADRACE_REDIS_URL (or REDIS_URL); `headrace doctor` tells more",
+                )
+    return None
+
+
+def _settings_failure(error: Any) -> Failure:
+    title = str(error.title)
+    lines = [f"{'.'.join(str(part) for part in item['loc']) or title}: {item['msg']}" for item in error.errors()]
+    where = "the settings" if title.endswith("Settings") else title
+    return Failure(f"{where}: " + "; ".join(lines), "`headrace config` lists every setting", Exit.USAGE)
+
+
+def first_line(error: object) -> str:
+    """The first line of an error's message; some libraries append pages to it."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

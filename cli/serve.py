@@ -1,0 +1,91 @@
+"""Commands that are one service each, in the foreground: for a service manager or a container to run."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from cli.output import Failure
+
+
+def api(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+) -> None:
+    """Run the HTTP API: jobs, OpenAI's routes, health, metrics and the status page."""
+    from api.main import run_api
+    from settings import settings_with
+
+    listen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    run_api(settings_with(api=listen or None))
+
+
+def worker(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A catalogue name, a Hugging Face directory, a GGUF file, a hub id, or `fake`."),
+    ] = None,
+    alias: Annotated[str | None, typer.Option(help="The name that jobs use for it.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default the best there is.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most jobs in one batch.")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and output.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+) -> None:
+    """Run a worker: one resident model that takes jobs from its queue and batches them.
+
+    SIGTERM lets running jobs finish (HEADRACE_WORKER__DRAIN_S) and hands the rest back. Celery's own command works
+    too: celery -A worker.app worker
+    """
+    from settings import settings_with
+
+    given = {
+        "model_path": model,
+        "alias": alias,
+        "device": device,
+        "max_num_seqs": max_num_seqs,
+        "max_seq_len": max_seq_len,
+        "threads": threads,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = settings_with(model=chosen or None)
+    from worker.main import run_worker
+
+    run_worker(settings)
+
+
+def flower(
+    address: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    basic_auth: Annotated[
+        str | None, typer.Option(envvar="FLOWER_BASIC_AUTH", help="USER:PASSWORD; needed beyond the loopback.")
+    ] = None,
+) -> None:
+    """Run Flower, Celery's dashboard, on the same broker settings as the workers. Its history is kept in HOME/flower.
+
+    Whoever reaches Flower can stop jobs, so beyond the loopback it refuses to run without a password.
+    """
+    import sys
+
+    from cli.instance import broker_given, instance_settings
+    from cli.services import flower_arguments, is_loopback
+
+    if not is_loopback(address) and not basic_auth:
+        raise Failure(
+            f"Flower on {address} without a password would let anyone stop jobs",
+            "give --basic-auth USER:PASSWORD, or set FLOWER_BASIC_AUTH",
+        )
+    settings = instance_settings()
+    if not broker_given(settings):
+        raise Failure(
+            "no broker is named, and no `headrace up` runs here",
+            "set HEADRACE_REDIS_URL (or REDIS_URL) to the broker's",
+        )
+    env = os.environ | {"HEADRACE_REDIS_URL": settings.broker_url}
+    if is_loopback(address):
+        env["FLOWER_UNAUTHENTICATED_API"] = "true"
+    arguments = flower_arguments(settings, address, settings.flower_port if port is None else port)
+    if basic_auth:
+        env["FLOWER_BASIC_AUTH"] = basic_auth
+    os.execve(sys.executable, [sys.executable, "-m", "celery", *arguments], env)  # noqa: S606

@@ -1,0 +1,155 @@
+"""The HTTP client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Self, TypeVar, Unpack
+
+import httpx
+
+from headrace import flows
+from headrace.contract import Job, JobStatus, ModelCard
+from headrace.errors import Unavailable
+from headrace.events import StateEvent, TokenEvent
+from headrace.flows import Sleep, job_id_of
+from headrace.params import JobParams, Messages, Prompt, new_request
+from headrace.sse import EventReader, TextReader
+
+T = TypeVar("T")
+
+
+class Client:
+    """Submits jobs to a Headrace server and follows them. Safe to share between threads.
+
+    `timeout` (seconds) bounds one exchange with the server, not a job. A lost connection, or an
+    answer that says "not now", is tried again up to `retries` times; submitting is idempotent.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8000",
+        *,
+        timeout: float = 30.0,
+        retries: int = 3,
+        headers: Mapping[str, str] | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._timeout_s = timeout
+        self._retries = retries
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=headers, transport=transport)
+
+    def submit(
+        self, prompt: Prompt | None = None, *, model: str, messages: Messages | None = None, **params: Unpack[JobParams]
+    ) -> Job:
+        """Enqueue a job for a `prompt` (text or token ids) or for chat `messages`."""
+        return self._perform(flows.submit(new_request(model, prompt, messages, params), self._retries))
+
+    def get(self, job: str | Job) -> Job:
+        """The job as it stands now."""
+        return self._perform(flows.get(job_id_of(job), self._retries))
+
+    def wait(self, job: str | Job, timeout: float | None = None) -> Job:
+        """The job when it has ended, however it ended; JobTimeout after `timeout` seconds.
+
+        Restarts of the server are waited out. Without a timeout it waits for as long as it takes.
+        """
+        return self._perform(flows.wait(job_id_of(job), timeout))
+
+    def run(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        model: str,
+        messages: Messages | None = None,
+        timeout: float | None = None,
+        **params: Unpack[JobParams],
+    ) -> Job:
+        """Submit and wait; raises JobFailed unless the job succeeded."""
+        return self._perform(flows.run(new_request(model, prompt, messages, params), timeout, self._retries))
+
+    def stream(self, job: str | Job, timeout: float | None = None) -> Iterator[str]:
+        """The job's text, piece by piece as it is generated; raises JobFailed at an end without success.
+
+        The pieces joined are the job's final text, over lost connections and restarted attempts.
+        """
+        text = TextReader(job_id_of(job))
+        for event in self.events(job, timeout):
+            if piece := text.take(event):
+                yield piece
+
+    def events(self, job: str | Job, timeout: float | None = None) -> Iterator[StateEvent | TokenEvent]:
+        """Everything that happens to the job, from its beginning to its end."""
+        reader = EventReader(job_id_of(job), timeout)
+        while True:
+            try:
+                request = flows.build(self._http, reader.request(), self._timeout_s)
+                with closing(self._http.send(request, stream=True)) as response:
+                    if response.status_code != httpx.codes.OK:
+                        response.read()
+                        raise flows.error_of(response)
+                    for chunk in response.iter_bytes():
+                        yield from reader.feed(chunk)
+                        if reader.done:
+                            return
+            except (httpx.RequestError, Unavailable):
+                pass
+            time.sleep(reader.pause_s())
+
+    def cancel(self, job: str | Job) -> Job:
+        """Stop the job. A running one ends when its worker has let go of it: `wait` for that."""
+        return self._perform(flows.cancel(job_id_of(job), self._retries))
+
+    def retry(self, job: str | Job) -> Job:
+        """Enqueue an ended job that did not succeed once more; raises Conflict in any other state."""
+        return self._perform(flows.retry(job_id_of(job)))
+
+    def jobs(
+        self,
+        *,
+        status: JobStatus | str | None = None,
+        model: str | None = None,
+        tenant: str | None = None,
+        page_size: int = 100,
+    ) -> Iterator[Job]:
+        """All jobs that match, newest first, fetched a page at a time."""
+        after: str | None = None
+        while True:
+            page = self._perform(flows.page(status, model, tenant, page_size, after, self._retries))
+            yield from page.data
+            if not page.has_more:
+                return
+            after = page.last_id
+
+    def models(self) -> list[ModelCard]:
+        """The models that workers have announced."""
+        return self._perform(flows.models(self._retries)).data
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _perform(self, flow: flows.Flow[T]) -> T:
+        try:
+            effect = next(flow)
+            while True:
+                if isinstance(effect, Sleep):
+                    time.sleep(effect.seconds)
+                    effect = next(flow)
+                    continue
+                request = flows.build(self._http, effect, self._timeout_s)
+                try:
+                    response = self._http.send(request)
+                except httpx.RequestError as error:
+                    effect = flow.throw(flows.connection_failed(request, error))
+                else:
+                    effect = flow.send(response)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result

@@ -1,0 +1,228 @@
+"""What the client sends and how it reads the answers, without I/O.
+
+A flow is a generator: it yields `Send` and `Sleep`, is given the `httpx.Response` (or is thrown
+`ConnectionFailed`), and returns the parsed result. `Client` and `AsyncClient` only perform these effects.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from headrace.contract import ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs
+from headrace.errors import ApiError, ConnectionFailed, HeadraceError, JobFailed, JobTimeout, api_error
+
+LONG_POLL_S = 30.0
+"""One request of a wait; the server may cut it shorter."""
+MARGIN_S = 5.0
+"""How much later than asked a long-poll may be answered."""
+PACE_S = 0.2
+"""Least time between two polls of a server that does not hold them."""
+RETRYABLE = frozenset({429, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A request to perform. `silence_s` is the longest time without a byte, if it isn't the client's timeout."""
+
+    method: str
+    path: str
+    params: Mapping[str, str | int | float] = field(default_factory=dict)
+    json: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    silence_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+Flow = Generator[Send | Sleep, Any, T]
+
+
+class ModelList(BaseModel):
+    """Answer of `GET /v1/models`."""
+
+    data: list[ModelCard]
+
+
+class Backoff:
+    """Delays that double from `first_s` to `most_s`, each drawn from the upper half of its range."""
+
+    def __init__(self, first_s: float = 0.1, most_s: float = 5.0) -> None:
+        self._first_s = self._next_s = first_s
+        self._most_s = most_s
+
+    def delay_s(self) -> float:
+        now_s, self._next_s = self._next_s, min(self._next_s * 2, self._most_s)
+        return now_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+
+class Deadline:
+    """A moment on the monotonic clock, or never."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._at_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        return float("inf") if self._at_s is None else max(0.0, self._at_s - time.monotonic())
+
+    def error(self, job_id: str, job: Job | None) -> JobTimeout:
+        return JobTimeout(job_id, self.timeout_s or 0.0, job)
+
+
+def job_id_of(job: str | Job) -> str:
+    job_id = job if isinstance(job, str) else job.id
+    if not job_id:
+        raise ValueError("a job id is not empty")
+    return job_id
+
+
+def job_path(job_id: str, action: str = "") -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}{action}"
+
+
+def build(http: httpx.Client | httpx.AsyncClient, request: Send, timeout_s: float) -> httpx.Request:
+    silence_s = timeout_s if request.silence_s is None else request.silence_s
+    return http.build_request(
+        request.method,
+        request.path,
+        params=request.params or None,
+        json=request.json,
+        headers=request.headers,
+        timeout=httpx.Timeout(timeout_s, read=silence_s),
+    )
+
+
+def connection_failed(request: httpx.Request, error: httpx.RequestError) -> ConnectionFailed:
+    return ConnectionFailed(f"{request.method} {request.url}: {str(error) or type(error).__name__}")
+
+
+def error_of(response: httpx.Response) -> ApiError:
+    """The error in an answer, whoever wrote it (a proxy may have)."""
+    try:
+        body = ErrorBody.model_validate(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        text = response.text.strip()[:200]
+        message = f"HTTP {response.status_code} from {response.request.url.host}" + (f": {text}" if text else "")
+        body = ErrorBody(message=message, type="api_error")
+    return api_error(response.status_code, body)
+
+
+def parse(response: httpx.Response, model: type[M]) -> M:
+    if response.status_code >= 400:
+        raise error_of(response)
+    try:
+        return model.model_validate_json(response.content)
+    except ValidationError as error:
+        raise HeadraceError(f"{response.request.url} answered something else than Headrace does: {error}") from error
+
+
+def call(request: Send, model: type[M], retries: int) -> Flow[M]:
+    """Send, again after a lost connection or a passing error, at most `retries` times more."""
+    backoff = Backoff()
+    while True:
+        try:
+            response: httpx.Response = yield request
+        except ConnectionFailed:
+            if retries == 0:
+                raise
+            delay_s = backoff.delay_s()
+        else:
+            if response.status_code not in RETRYABLE or retries == 0:
+                return parse(response, model)
+            delay_s = retry_after_s(response, backoff)
+        retries -= 1
+        yield Sleep(delay_s)
+
+
+def retry_after_s(response: httpx.Response, backoff: Backoff) -> float:
+    """What the server asks for, but never more than a quarter of a minute."""
+    value = response.headers.get("retry-after", "")
+    return min(float(value), 15.0) if value.isdecimal() else backoff.delay_s()
+
+
+def submit(request: JobRequest, retries: int) -> Flow[Job]:
+    headers = {} if request.idempotency_key else {"Idempotency-Key": str(uuid.uuid4())}
+    return call(Send("POST", "/v1/jobs", json=job_kwargs(request), headers=headers), Job, retries)
+
+
+def get(job_id: str, retries: int) -> Flow[Job]:
+    return call(Send("GET", job_path(job_id)), Job, retries)
+
+
+def wait(job_id: str, timeout_s: float | None) -> Flow[Job]:
+    """Poll until the job has ended; lost connections and passing errors count as time gone by."""
+    deadline, backoff = Deadline(timeout_s), Backoff()
+    job: Job | None = None
+    while True:
+        held_s = min(deadline.left_s(), LONG_POLL_S)
+        sent_s = time.monotonic()
+        try:
+            response: httpx.Response = yield _long_poll(job_id, held_s)
+        except ConnectionFailed as error:
+            if deadline.left_s() == 0:
+                raise deadline.error(job_id, job) from error
+            delay_s = backoff.delay_s()
+        else:
+            if response.status_code in RETRYABLE:
+                delay_s = retry_after_s(response, backoff)
+            else:
+                backoff.reset()
+                job = parse(response, Job)
+                if job.status.terminal:
+                    return job
+                delay_s = max(0.0, min(PACE_S, held_s) - (time.monotonic() - sent_s))
+            if deadline.left_s() == 0:
+                raise deadline.error(job_id, job)
+        yield Sleep(min(delay_s, deadline.left_s()))
+
+
+def _long_poll(job_id: str, held_s: float) -> Send:
+    return Send("GET", job_path(job_id), {"wait": round(held_s, 3)}, silence_s=held_s + MARGIN_S)
+
+
+def run(request: JobRequest, timeout_s: float | None, retries: int) -> Flow[Job]:
+    """Submit, wait, and raise JobFailed unless it succeeded."""
+    deadline = Deadline(timeout_s)
+    job = yield from submit(request, retries)
+    job = yield from wait(job.id, None if timeout_s is None else deadline.left_s())
+    if job.status is not JobStatus.SUCCEEDED:
+        raise JobFailed(job)
+    return job
+
+
+def cancel(job_id: str, retries: int) -> Flow[Job]:
+    return call(Send("POST", job_path(job_id, "/cancel")), Job, retries)
+
+
+def retry(job_id: str) -> Flow[Job]:
+    """Not repeated by itself: a repetition could start the job once more after it had failed again."""
+    return call(Send("POST", job_path(job_id, "/retry")), Job, retries=0)
+
+
+def page(
+    status: JobStatus | str | None, model: str | None, tenant: str | None, limit: int, after: str | None, retries: int
+) -> Flow[JobPage]:
+    given = {"status": status, "model": model, "tenant": tenant, "after": after}
+    params = {key: str(value) for key, value in given.items() if value is not None}
+    return call(Send("GET", "/v1/jobs", {**params, "limit": limit}), JobPage, retries)
+
+
+def models(retries: int) -> Flow[ModelList]:
+    return call(Send("GET", "/v1/models"), ModelList, retries)

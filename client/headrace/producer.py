@@ -1,0 +1,179 @@
+"""Submits jobs straight into Celery, for services that have the broker but not the HTTP door."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self, Unpack
+
+from pydantic import TypeAdapter, ValidationError
+
+from headrace.contract import Job, JobId, JobRequest, JobStatus, job_kwargs, new_job_id, utc_now
+from headrace.errors import ConnectionFailed, JobFailed
+from headrace.flows import Backoff, Deadline
+from headrace.outcome import job_of_outcome
+from headrace.params import JobParams, Messages, Prompt, new_request
+from headrace.validation import invalid
+from headrace.wire import TASK_GENERATE, celery_config, message_options
+
+CONNECT_TIMEOUT_S = 5.0
+POLL_S = 5.0
+OUTAGE_S = 30.0
+"""`wait` gives up on a broker that has been away for this long."""
+PUBLISH_RETRIES = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+_job_id: TypeAdapter[str] = TypeAdapter(JobId)
+
+
+class Producer:
+    """Puts jobs on the queue of their model. Needs the extra `headrace[celery]`.
+
+    Requests are validated here, before they leave. Safe to share between threads.
+    """
+
+    def __init__(self, broker_url: str) -> None:
+        try:
+            import celery
+            import redis
+        except ImportError as error:
+            raise ImportError("headrace.Producer needs Celery and Redis: pip install 'headrace[celery]'") from error
+        config = celery_config(broker_url)
+        config["broker_transport_options"] |= {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_timeout": OUTAGE_S}
+        self._app = celery.Celery("headrace", set_as_current=False)
+        self._app.conf.update(config, result_backend=None, task_publish_retry_policy=PUBLISH_RETRIES)
+        self._results = celery.Celery("headrace-results", set_as_current=False)
+        self._results.conf.update(config)
+        self._redis = redis.Redis.from_url(
+            broker_url, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=CONNECT_TIMEOUT_S
+        )
+
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        model: str,
+        messages: Messages | None = None,
+        job_id: str | None = None,
+        **params: Unpack[JobParams],
+    ) -> str:
+        """Enqueue a job and return its id.
+
+        Sending the same `job_id` again is harmless: one job comes of it. With an `idempotency_key`
+        the id follows from the tenant and the key.
+        """
+        request = _with_fixed_deadline(new_request(model, prompt, messages, params))
+        job_id = _id_for(request) if job_id is None else _checked_id(job_id)
+        with _broker_errors("publish the job"):
+            self._app.send_task(
+                TASK_GENERATE, kwargs=job_kwargs(request), **message_options(job_id, request.model, request.priority)
+            )
+        return job_id
+
+    def wait(self, job_id: str, timeout: float | None = None) -> Job:
+        """The job when it has ended, however it ended; JobTimeout after `timeout` seconds.
+
+        Outcomes are kept for an hour (`result_expires`); a job that ended before that never comes.
+        """
+        deadline, backoff, lost_s = Deadline(timeout), Backoff(), 0.0
+        while True:
+            try:
+                with _broker_errors("wait for the job"):
+                    job = self._await_outcome(job_id, deadline)
+            except ConnectionFailed:
+                lost_s = lost_s or time.monotonic()
+                if deadline.left_s() == 0 or time.monotonic() - lost_s > OUTAGE_S:
+                    raise
+                time.sleep(min(backoff.delay_s(), deadline.left_s()))
+                continue
+            if job is not None:
+                return job
+            if deadline.left_s() == 0:
+                raise deadline.error(job_id, None)
+            backoff.reset()
+            lost_s = 0.0
+
+    def run(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        model: str,
+        messages: Messages | None = None,
+        timeout: float | None = None,
+        **params: Unpack[JobParams],
+    ) -> Job:
+        """Submit and wait; raises JobFailed unless the job succeeded."""
+        job = self.wait(self.submit(prompt, model=model, messages=messages, **params), timeout)
+        if job.status is not JobStatus.SUCCEEDED:
+            raise JobFailed(job)
+        return job
+
+    def cancel(self, job_id: str) -> None:
+        """Ask the workers that are up now to drop the job, running or not."""
+        with _broker_errors("cancel the job"):
+            self._app.control.revoke(job_id, terminate=True)
+
+    def close(self) -> None:
+        self._app.close()
+        self._results.close()
+        self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _await_outcome(self, job_id: str, deadline: Deadline) -> Job | None:
+        """Listen for the outcome's publication for `POLL_S` at most; None if it hasn't come."""
+        key: str = self._results.backend.get_key_for_task(job_id).decode()
+        with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
+            pubsub.subscribe(key)
+            until_s = time.monotonic() + min(deadline.left_s(), POLL_S)
+            while True:
+                job = self._outcome_at(key, job_id)
+                left_s = until_s - time.monotonic()
+                if job is not None or left_s <= 0:
+                    return job
+                pubsub.get_message(timeout=left_s)
+
+    def _outcome_at(self, key: str, job_id: str) -> Job | None:
+        stored = self._redis.get(key)
+        if not stored:
+            return None
+        meta: dict[str, Any] = self._results.backend.decode_result(stored)
+        return job_of_outcome(job_id, meta["status"], meta["result"])
+
+
+def _checked_id(job_id: str) -> str:
+    try:
+        return _job_id.validate_python(job_id)
+    except ValidationError:
+        raise invalid(f"job_id: {job_id!r} is not an id", "job_id") from None
+
+
+def _id_for(request: JobRequest) -> str:
+    if request.idempotency_key is None:
+        return new_job_id()
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"headrace:{request.tenant}\n{request.idempotency_key}"))
+
+
+def _with_fixed_deadline(request: JobRequest) -> JobRequest:
+    """`ttl_s` counts from now, not from the moment at which a worker reads the message."""
+    if request.ttl_s is None:
+        return request
+    fields = {**job_kwargs(request), "deadline": request.deadline_from(utc_now())}
+    del fields["ttl_s"]
+    return JobRequest.model_validate(fields)
+
+
+@contextmanager
+def _broker_errors(doing: str) -> Iterator[None]:
+    """Everything that says "the broker is away" as ConnectionFailed."""
+    import kombu.exceptions
+    import redis
+
+    try:
+        yield
+    except (kombu.exceptions.OperationalError, redis.RedisError, OSError) as error:
+        raise ConnectionFailed(f"can't {doing}, the broker does not answer: {error}") from error

@@ -1,0 +1,119 @@
+"""Reads a job's server-sent events, without I/O: what to request, what the bytes mean, when to reconnect."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from headrace.contract import Job, JobStatus
+from headrace.errors import HeadraceError, JobFailed
+from headrace.events import StateEvent, TokenEvent, job_event
+from headrace.flows import Backoff, Deadline, Send, job_path
+
+KEEPALIVE_S = 15.0
+"""The server writes something at least this often."""
+
+
+class EventDecoder:
+    """Bytes of `text/event-stream` to (id, data) pairs; `id` is None for an event that has none."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._id: str | None = None
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> list[tuple[str | None, str]]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events = []
+        for raw in lines:
+            name, _, value = raw.removesuffix(b"\r").decode(errors="replace").partition(":")
+            value = value.removeprefix(" ")
+            if name == "data":
+                self._data.append(value)
+            elif name == "id":
+                self._id = value
+            elif not name and not value and self._data:
+                events.append((self._id, "\n".join(self._data)))
+                self._id, self._data = None, []
+        return events
+
+
+class EventReader:
+    """Follows one job over as many connections as it takes."""
+
+    def __init__(self, job_id: str, timeout_s: float | None) -> None:
+        self.done = False
+        self._job_id = job_id
+        self._last_id: str | None = None
+        self._deadline = Deadline(timeout_s)
+        self._backoff = Backoff()
+        self._decoder = EventDecoder()
+
+    def request(self) -> Send:
+        """The next connection's request. Two keep-alives that don't come end a connection."""
+        self._decoder = EventDecoder()
+        headers = {"Accept": "text/event-stream"}
+        if self._last_id is not None:
+            headers["Last-Event-ID"] = self._last_id
+        silence_s = min(2 * KEEPALIVE_S, max(self._deadline.left_s(), 0.001))
+        return Send("GET", job_path(self._job_id, "/events"), headers=headers, silence_s=silence_s)
+
+    def feed(self, chunk: bytes) -> list[StateEvent | TokenEvent]:
+        """The events that `chunk` completes; after a terminal one `done` is True."""
+        if self._deadline.left_s() == 0:
+            raise self._deadline.error(self._job_id, None)
+        events = []
+        for event_id, data in self._decoder.feed(chunk):
+            try:
+                event = job_event.validate_json(data)
+            except ValidationError as error:
+                raise HeadraceError(f"job {self._job_id}: an event that this version does not know: {error}") from error
+            self._last_id = event_id or self._last_id
+            self._backoff.reset()
+            events.append(event)
+            if isinstance(event, StateEvent) and event.status.terminal:
+                self.done = True
+                break
+        return events
+
+    def pause_s(self) -> float:
+        """How long to wait before the next connection, after one was lost; raises JobTimeout."""
+        if self._deadline.left_s() == 0:
+            raise self._deadline.error(self._job_id, None)
+        return min(self._backoff.delay_s(), self._deadline.left_s())
+
+
+class TextReader:
+    """Turns events into the text that is new, over restarts of attempts and connections."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._text: list[str] = []
+        self._chars = 0
+
+    def take(self, event: StateEvent | TokenEvent) -> str:
+        """The characters that `event` adds; raises JobFailed for an end without success.
+
+        After a gap nothing is new until the terminal event, which has the whole text.
+        """
+        if isinstance(event, TokenEvent):
+            if event.offset > self._chars:
+                return ""
+            return self._add(event.text[self._chars - event.offset :])
+        if not event.status.terminal:
+            return ""
+        return self._add(self._rest(event.job)) if event.job is not None else ""
+
+    def _add(self, text: str) -> str:
+        if text:
+            self._text.append(text)
+            self._chars += len(text)
+        return text
+
+    def _rest(self, job: Job) -> str:
+        if job.status is not JobStatus.SUCCEEDED or job.result is None:
+            raise JobFailed(job)
+        if not job.result.text.startswith("".join(self._text)):
+            raise HeadraceError(
+                f"job {self._job_id}: its text is not the one that was streamed; get() has the right one"
+            )
+        return job.result.text[self._chars :]

@@ -1,0 +1,171 @@
+"""The connection to the ledger's database: one engine, and transactions that are retried while that can help.
+
+SQLite runs in WAL mode with `synchronous=NORMAL`: what was committed survives any death of a process. A loss of power
+may take back the last commits (it never breaks the file); where that matters, the ledger belongs on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from ledger.contract import LedgerUnavailable
+
+T = TypeVar("T")
+
+RETRY_FOR_S = 5.0
+"""No further attempt of a transaction is begun after this long."""
+BUSY_TIMEOUT_S = 5.0
+"""How long SQLite waits for another writer in one attempt."""
+
+_PG_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "53300"})
+"""Serialisation, deadlock, lock and statement timeout, shutdown and start-up, too many connections."""
+
+
+def ledger_url(url: str) -> URL:
+    """The SQLAlchemy URL for what a user wrote; `postgres://` and `postgresql://` mean the psycopg driver."""
+    parsed = sa.make_url(url)
+    if parsed.drivername in ("postgres", "postgresql"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername == "postgresql+psycopg":
+        return parsed
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        if parsed.database in (None, "", ":memory:"):
+            raise ValueError("the ledger needs a file: an in-memory SQLite database forgets its jobs")
+        return parsed
+    raise ValueError(f"the ledger runs on sqlite:/// and postgresql://, not on {parsed.drivername}://")
+
+
+def make_engine(url: str, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
+    """An engine for the ledger's database. SQLite's file is made if missing, readable by its owner alone."""
+    target = ledger_url(url)
+    if target.get_backend_name() == "sqlite":
+        return _sqlite_engine(target, busy_timeout_s)
+    return _postgresql_engine(target)
+
+
+def _sqlite_engine(url: URL, busy_timeout_s: float) -> Engine:
+    path = Path(str(url.database))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    engine = sa.create_engine(url, hide_parameters=True, pool_size=8, max_overflow=24, pool_timeout=RETRY_FOR_S)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {int(busy_timeout_s * 1000)}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get("reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql_engine(url: URL) -> Engine:
+    engine = sa.create_engine(
+        url,
+        hide_parameters=True,
+        pool_size=8,
+        max_overflow=24,
+        pool_timeout=RETRY_FOR_S,
+        pool_recycle=1800,
+        connect_args={
+            "connect_timeout": 5,
+            "application_name": "headrace",
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,
+        },
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: object) -> None:
+        connection.autocommit = True
+        connection.execute("SET statement_timeout = '30s'")
+        connection.execute("SET lock_timeout = '5s'")
+        connection.autocommit = False
+
+    return engine
+
+
+def transient(error: DBAPIError) -> bool:
+    """Whether the same transaction may succeed if it is run again soon."""
+    if error.connection_invalidated:
+        return True
+    code = getattr(error.orig, "sqlstate", None)
+    if code is not None:
+        return code in _PG_TRANSIENT
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def missing_schema(error: DBAPIError) -> bool:
+    if isinstance(error, ProgrammingError):
+        return getattr(error.orig, "sqlstate", None) == "42P01"
+    return isinstance(error, OperationalError) and "no such table" in str(error.orig)
+
+
+class Database:
+    """Runs functions of a connection, each in a transaction of its own, again if it failed for a passing reason.
+
+    A function may thus run more than once, the last time after a commit that went through with its answer lost;
+    each one is written so that this does no harm.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = ledger_url(url)
+        self.engine = make_engine(url)
+        self._reader = self.engine.execution_options(reads=True)
+        self._turn: AbstractContextManager[object] = nullcontext()
+        if self.engine.dialect.name == "sqlite":
+            self._turn = threading.Lock()
+            """SQLite lets its writers poll for the one write lock, and some starve: threads queue up here instead."""
+
+    def __repr__(self) -> str:
+        return f"Database({self.url.render_as_string(hide_password=True)!r})"
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        return self._run(self._reader, work)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        with self._turn:
+            return self._run(self.engine, work)
+
+    def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
+        give_up_s = time.monotonic() + RETRY_FOR_S
+        pause_s = 0.02
+        while True:
+            try:
+                with engine.begin() as connection:
+                    return work(connection)
+            except PoolTimeout as error:
+                raise LedgerUnavailable(f"{self}: no connection came free: {error}") from error
+            except DBAPIError as error:
+                if missing_schema(error):
+                    raise LedgerUnavailable(f"{self} has no tables yet: migrate it first") from error
+                if not transient(error):
+                    raise
+                if time.monotonic() + pause_s > give_up_s:
+                    raise LedgerUnavailable(f"{self}: {error.orig}") from error
+            time.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 (spreads competitors, no secret)
+            pause_s = min(2 * pause_s, 0.5)
+
+    def close(self) -> None:
+        self.engine.dispose()

@@ -1,0 +1,149 @@
+"""How deliveries become leases. A batch of claims is a handful of statements, however large it is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headrace.contract import JobRequest, Reason
+from pydantic import ValidationError
+from sqlalchemy import Row, select
+from sqlalchemy.engine import Connection
+
+from ledger.clock import db_now
+from ledger.contract import Claim, ClaimResult, Lease, Verdict
+from ledger.door import new_row, with_seed
+from ledger.models import MAX_ID_CHARS, JobRow
+from ledger.rows import end, insert_jobs, lock_jobs
+from ledger.states import CANCELLED, EXPIRED, FAILED, LIVE, RUNNING, move
+
+_COLUMNS = (
+    JobRow.status,
+    JobRow.attempt,
+    JobRow.max_attempts,
+    JobRow.fence,
+    JobRow.cancel_requested,
+    JobRow.worker,
+    JobRow.lease_until,
+    JobRow.accepted_at,
+    JobRow.deadline,
+    JobRow.request,
+)
+
+ENDS = {
+    Verdict.CANCELLED: (CANCELLED, Reason.CANCELLED),
+    Verdict.EXPIRED: (EXPIRED, Reason.DEADLINE_EXCEEDED),
+    Verdict.DEAD: (FAILED, Reason.DEAD_LETTER),
+}
+"""Verdicts that end a job nobody works on."""
+
+
+def verdict_on(row: Row[Any]) -> Verdict:
+    """What is to become of a locked job that somebody wants to run, or that the reaper found."""
+    if row.status.terminal:
+        return Verdict.TERMINAL
+    if row.status is RUNNING and row.lease_until > row.now:
+        return Verdict.DUPLICATE
+    if row.cancel_requested:
+        return Verdict.CANCELLED
+    if row.deadline is not None and row.deadline <= row.now:
+        return Verdict.EXPIRED
+    if row.attempt >= row.max_attempts:
+        return Verdict.DEAD
+    return Verdict.RUN
+
+
+def claim(
+    connection: Connection, claims: Sequence[Claim], owner: str, lease_s: float, granted: dict[str, int]
+) -> list[ClaimResult]:
+    """`granted` (job to fence) outlives one try of a batch: a lease whose commit went through unanswered is found."""
+    rows = lock_jobs(connection, (delivery.job_id for delivery in claims), *_COLUMNS)
+    absent = {c.job_id: c.request for c in claims if c.request is not None and _new_id(c.job_id, rows)}
+    if absent:
+        _write_raw(connection, absent)
+        rows |= lock_jobs(connection, absent, *_COLUMNS)
+    results: list[ClaimResult] = []
+    started: list[str] = []
+    ended: dict[Verdict, list[str]] = defaultdict(list)
+    seen: set[str] = set()
+    for delivery in claims:
+        row = rows.get(delivery.job_id)
+        if row is None:
+            results.append(ClaimResult(delivery.job_id, Verdict.UNKNOWN))
+            continue
+        if row.id in seen:
+            results.append(ClaimResult(row.id, _repeated(results, row.id)))
+            continue
+        seen.add(row.id)
+        verdict = verdict_on(row)
+        if verdict is Verdict.DUPLICATE and row.worker == owner and granted.get(row.id) == row.fence:
+            results.append(_run(row, owner, row.fence, row.attempt))
+        elif verdict is Verdict.RUN:
+            try:
+                results.append(_run(row, owner, row.fence + 1, row.attempt + 1))
+            except ValidationError as error:
+                end(connection, [row.id], FAILED, Reason.INVALID_REQUEST, f"the stored request is not valid: {error}")
+                results.append(ClaimResult(row.id, Verdict.TERMINAL))
+                continue
+            started.append(row.id)
+            granted[row.id] = row.fence + 1
+        else:
+            results.append(ClaimResult(row.id, verdict))
+            ended[verdict].append(row.id)
+    if started:
+        start = move(LIVE, RUNNING).where(JobRow.id.in_(started))
+        connection.execute(
+            start.values(attempt=JobRow.attempt + 1, fence=JobRow.fence + 1, worker=owner, lease_until=db_now(lease_s))
+        )
+    for verdict, (status, reason) in ENDS.items():
+        end(connection, ended[verdict], status, reason)
+    return results
+
+
+def _new_id(job_id: str, known: Mapping[str, Any]) -> bool:
+    return job_id not in known and 0 < len(job_id) <= MAX_ID_CHARS and "\0" not in job_id
+
+
+def _run(row: Row[Any], owner: str, fence: int, attempt: int) -> ClaimResult:
+    return ClaimResult(
+        row.id,
+        Verdict.RUN,
+        lease=Lease(row.id, owner, fence, attempt),
+        request=JobRequest.model_validate(row.request),
+        queued_s=(row.now - row.accepted_at).total_seconds(),
+        remaining_s=(row.deadline - row.now).total_seconds() if row.deadline is not None else None,
+    )
+
+
+def _repeated(results: Sequence[ClaimResult], job_id: str) -> Verdict:
+    """The verdict on a second delivery of a job in one batch."""
+    first = next(result for result in results if result.job_id == job_id)
+    return Verdict.DUPLICATE if first.verdict in (Verdict.RUN, Verdict.DUPLICATE) else Verdict.TERMINAL
+
+
+def _write_raw(connection: Connection, requests: Mapping[str, JobRequest]) -> None:
+    """Write the rows of raw messages under their own ids.
+
+    One whose idempotency key names another job becomes a failed job that says so: its producer waits for this id,
+    and the work is done once all the same.
+    """
+    now = connection.execute(select(db_now())).scalar_one()
+    new = {i: new_row(i, asked, with_seed(asked), now) for i, asked in sorted(requests.items())}
+    written = insert_jobs(connection, list(new.values()))
+    for job_id in sorted(new.keys() - written - _existing(connection, new)):
+        asked = requests[job_id]
+        keyed = select(JobRow.id).where(JobRow.tenant == asked.tenant, JobRow.idempotency_key == asked.idempotency_key)
+        holder = connection.execute(keyed).scalar_one()
+        refused = {
+            "idempotency_key": None,
+            "status": FAILED,
+            "finished_at": now,
+            "error_code": Reason.INVALID_REQUEST,
+            "error_message": f"its idempotency key was used before, by job {holder}: read the result there",
+        }
+        insert_jobs(connection, [new[job_id] | refused])
+
+
+def _existing(connection: Connection, ids: Iterable[str]) -> set[str]:
+    return set(connection.execute(select(JobRow.id).where(JobRow.id.in_(list(ids)))).scalars())

@@ -1,0 +1,151 @@
+"""What relays ask of the ledger: messages to send, jobs that nobody holds, and who does what."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.contract import JobStatus, Reason
+from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from ledger.clock import db_now
+from ledger.contract import Dispatch, Topic, Verdict
+from ledger.deliveries import ENDS, verdict_on
+from ledger.models import JobRow, OutboxRow, RoleRow
+from ledger.rows import dispatch, end
+from ledger.states import EXPIRED, LIVE, QUEUED, RUNNING, is_in, move
+
+HOLD_S = 3.0
+"""A relay that took outbox rows and didn't report them sent loses them to others after this long."""
+_MAX_BACKOFF_S = 60.0
+
+
+def due(connection: Connection) -> bool:
+    """Whether any message waits to be sent. Costs no write."""
+    return connection.execute(select(exists().where(OutboxRow.due_at <= db_now()))).scalar_one()
+
+
+def outbox(connection: Connection, limit: int) -> list[Dispatch]:
+    """Take messages: no other relay sees them for `HOLD_S`."""
+    taken = connection.execute(
+        select(OutboxRow.id, OutboxRow.topic, OutboxRow.job_id, JobRow.model, JobRow.priority)
+        .join(JobRow, JobRow.id == OutboxRow.job_id)
+        .where(OutboxRow.due_at <= db_now())
+        .order_by(OutboxRow.due_at, OutboxRow.id)
+        .limit(limit)
+        .with_for_update(of=OutboxRow, skip_locked=True)
+    ).all()
+    if taken:
+        held = update(OutboxRow).where(OutboxRow.id.in_([row.id for row in taken]))
+        connection.execute(held.values(due_at=db_now(HOLD_S)))
+    return [Dispatch(row.id, row.topic, row.job_id, row.model, row.priority) for row in taken]
+
+
+def sent(connection: Connection, ids: Sequence[int]) -> None:
+    connection.execute(delete(OutboxRow).where(OutboxRow.id.in_(ids)))
+
+
+def reap(connection: Connection, limit: int) -> int:
+    lapsed = connection.execute(
+        _sight(limit).where(is_in(RUNNING), JobRow.lease_until <= db_now()).order_by(JobRow.lease_until)
+    ).all()
+    found: dict[Verdict, list[Any]] = defaultdict(list)
+    for row in lapsed:
+        found[verdict_on(row)].append(row)
+    for verdict, (status, reason) in ENDS.items():
+        end(connection, [row.id for row in found[verdict]], status, reason)
+    _requeue(connection, found[Verdict.RUN])
+    late = connection.execute(
+        _sight(limit).where(is_in(QUEUED), JobRow.deadline <= db_now()).order_by(JobRow.deadline)
+    ).all()
+    end(connection, [row.id for row in late], EXPIRED, Reason.DEADLINE_EXCEEDED)
+    return len(lapsed) + len(late)
+
+
+def _sight(limit: int) -> Any:
+    columns = (
+        JobRow.id,
+        JobRow.status,
+        JobRow.attempt,
+        JobRow.max_attempts,
+        JobRow.cancel_requested,
+        JobRow.lease_until,
+        JobRow.deadline,
+    )
+    return select(*columns, db_now().label("now")).limit(limit).with_for_update(skip_locked=True)
+
+
+def _requeue(connection: Connection, rows: Sequence[Any]) -> None:
+    """Back into the queue: at once after the first lost attempt, then later and later."""
+    if not rows:
+        return
+    requeued = move((RUNNING,), QUEUED).where(JobRow.id.in_([row.id for row in rows]))
+    connection.execute(requeued.values(fence=JobRow.fence + 1))
+    by_delay: dict[float, list[str]] = defaultdict(list)
+    for row in rows:
+        by_delay[backoff_s(row.attempt)].append(row.id)
+    for delay_s, ids in by_delay.items():
+        dispatch(connection, Topic.PUBLISH, ids, delay_s)
+
+
+def backoff_s(lost_attempts: int) -> float:
+    """Seconds until a job whose worker was lost is published again, jittered."""
+    if lost_attempts <= 1:
+        return 0.0
+    return min(_MAX_BACKOFF_S, 2.0 ** (lost_attempts - 1)) * random.uniform(0.75, 1.25)  # noqa: S311 (no secret)
+
+
+def queued(connection: Connection, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
+    settled = (
+        select(JobRow.id, JobRow.model, JobRow.priority)
+        .where(is_in(QUEUED), JobRow.model == model, JobRow.queued_at <= db_now(-older_than_s))
+        .where(~exists().where(OutboxRow.job_id == JobRow.id))
+        .order_by(JobRow.queued_at)
+        .limit(limit)
+    )
+    return [Dispatch(0, Topic.PUBLISH, row.id, row.model, row.priority) for row in connection.execute(settled)]
+
+
+def sent_counts(connection: Connection) -> dict[str, dict[JobStatus, int]]:
+    counts: dict[str, dict[JobStatus, int]] = {}
+    for status in LIVE:
+        live = select(JobRow.model, func.count()).where(is_in(status)).group_by(JobRow.model)
+        for model, count in connection.execute(live):
+            counts.setdefault(model, {})[status] = count
+        to_send = select(OutboxRow.job_id).where(OutboxRow.topic == Topic.PUBLISH)
+        unsent = live.where(JobRow.id.in_(to_send))
+        for model, count in connection.execute(unsent):
+            counts[model][status] -= count
+    return counts
+
+
+def republish(connection: Connection, job_ids: Sequence[str]) -> int:
+    lost = (
+        connection.execute(
+            select(JobRow.id)
+            .where(JobRow.id.in_(job_ids), is_in(QUEUED), ~exists().where(OutboxRow.job_id == JobRow.id))
+            .order_by(JobRow.id)
+            .with_for_update()
+        )
+        .scalars()
+        .all()
+    )
+    if lost:
+        connection.execute(update(JobRow).where(JobRow.id.in_(lost)).values(queued_at=db_now()))
+        dispatch(connection, Topic.PUBLISH, lost)
+    return len(lost)
+
+
+def elect(connection: Connection, role: str, owner: str, ttl_s: float) -> bool:
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    term = insert(RoleRow).values(role=role, owner=owner, held_until=db_now(ttl_s))
+    won = term.on_conflict_do_update(
+        index_elements=[RoleRow.role],
+        set_={"owner": term.excluded.owner, "held_until": term.excluded.held_until},
+        where=or_(RoleRow.owner == term.excluded.owner, RoleRow.held_until <= db_now()),
+    )
+    return connection.execute(won.returning(RoleRow.role)).first() is not None

@@ -1,0 +1,189 @@
+"""What producers ask of the ledger: submit, look, cancel, retry."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from headrace.contract import Job, JobPage, JobRequest, JobStatus, Reason
+from sqlalchemy import delete, func, literal, select, tuple_, update
+from sqlalchemy.engine import Connection
+
+from ledger.clock import UtcTime, db_now
+from ledger.contract import IdempotencyConflict, IllegalTransition, JobFilter, Submission, Topic
+from ledger.models import JobRow, OutboxRow, ResultRow
+from ledger.rows import dispatch, end, insert_jobs, lock_jobs, select_jobs, to_job
+from ledger.states import CANCELLED, QUEUED, RETRYABLE, RUNNING, move
+
+ENDED_CHUNK = 1000
+"""Ids in one statement."""
+
+
+def with_seed(request: JobRequest) -> JobRequest:
+    """The request with a seed: its own, or one drawn now."""
+    return request if request.seed is not None else request.model_copy(update={"seed": secrets.randbits(63)})
+
+
+def new_row(job_id: str, asked: JobRequest, seeded: JobRequest, now: datetime) -> dict[str, Any]:
+    """Columns of a job that is queued now. The fingerprint is that of the request before its seed was drawn."""
+    return {
+        "id": job_id,
+        "tenant": asked.tenant,
+        "model": asked.model,
+        "status": QUEUED,
+        "priority": asked.priority,
+        "attempt": 0,
+        "max_attempts": asked.max_attempts,
+        "fence": 0,
+        "cancel_requested": False,
+        "created_at": now,
+        "accepted_at": now,
+        "queued_at": now,
+        "deadline": asked.deadline_from(now),
+        "idempotency_key": asked.idempotency_key,
+        "fingerprint": asked.fingerprint(),
+        "metadata": asked.metadata,
+        "request": seeded.model_dump(mode="json"),
+    }
+
+
+def submit(
+    connection: Connection, asked: JobRequest, seeded: JobRequest, job_id: str, own_id: bool = False
+) -> Submission:
+    """Write the job and its outbox row. `own_id`: the id is fresh, so a row that has it is this very submission's."""
+    now = connection.execute(select(db_now())).scalar_one()
+    row = new_row(job_id, asked, seeded, now)
+    if row["deadline"] is not None and row["deadline"] <= now:
+        raise ValueError(f"the deadline {row['deadline'].isoformat()} has passed")
+    if insert_jobs(connection, [row]):
+        dispatch(connection, Topic.PUBLISH, [job_id])
+        return Submission(fetch(connection, job_id), created=True)
+    found = _holder(connection, asked, job_id)
+    if found.fingerprint != row["fingerprint"] or found.tenant != asked.tenant:
+        what = "job id" if found.id == job_id else "idempotency key"
+        raise IdempotencyConflict(f"this {what} was used before with another request")
+    return Submission(fetch(connection, found.id), created=own_id and found.id == job_id)
+
+
+def _holder(connection: Connection, asked: JobRequest, job_id: str) -> Any:
+    """The job that stands in the way of a new one: the idempotency key's, else the id's."""
+    columns = select(JobRow.id, JobRow.tenant, JobRow.fingerprint)
+    if asked.idempotency_key is not None:
+        keyed = columns.where(JobRow.tenant == asked.tenant, JobRow.idempotency_key == asked.idempotency_key)
+        if (found := connection.execute(keyed).first()) is not None:
+            return found
+    return connection.execute(columns.where(JobRow.id == job_id)).one()
+
+
+def get(connection: Connection, job_id: str, tenant: str | None = None) -> Job | None:
+    statement = select_jobs().where(JobRow.id == job_id)
+    if tenant is not None:
+        statement = statement.where(JobRow.tenant == tenant)
+    row = connection.execute(statement).first()
+    return to_job(row) if row is not None else None
+
+
+def fetch(connection: Connection, job_id: str) -> Job:
+    """A job that is known to exist."""
+    return to_job(connection.execute(select_jobs().where(JobRow.id == job_id)).one())
+
+
+def ended(connection: Connection, job_ids: Sequence[str]) -> frozenset[str]:
+    terminal = [status for status in JobStatus if status.terminal]
+    found: set[str] = set()
+    for start in range(0, len(job_ids), ENDED_CHUNK):
+        asked = JobRow.id.in_(job_ids[start : start + ENDED_CHUNK])
+        found.update(connection.execute(select(JobRow.id).where(asked, JobRow.status.in_(terminal))).scalars())
+    return frozenset(found)
+
+
+def page(connection: Connection, where: JobFilter) -> JobPage:
+    wanted = []
+    if where.status is not None:
+        wanted.append(JobRow.status == where.status)
+    if where.model is not None:
+        wanted.append(JobRow.model == where.model)
+    if where.tenant is not None:
+        wanted.append(JobRow.tenant == where.tenant)
+    statement = select_jobs().where(*wanted)
+    if where.after is not None:
+        statement = statement.where(
+            tuple_(JobRow.created_at, JobRow.id) < _position(connection, where.after, where.tenant)
+        )
+    newest_first = statement.order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(where.limit + 1)
+    rows = connection.execute(newest_first).all()
+    jobs = [to_job(row) for row in rows[: where.limit]]
+    return JobPage(
+        data=jobs,
+        first_id=jobs[0].id if jobs else None,
+        last_id=jobs[-1].id if jobs else None,
+        has_more=len(rows) > where.limit,
+    )
+
+
+def _position(connection: Connection, job_id: str, tenant: str | None) -> Any:
+    statement = select(JobRow.created_at, JobRow.id).where(JobRow.id == job_id)
+    if tenant is not None:
+        statement = statement.where(JobRow.tenant == tenant)
+    row = connection.execute(statement).first()
+    if row is None:
+        raise ValueError(f"there is no job {job_id!r} to list after")
+    return tuple_(literal(row.created_at, UtcTime), literal(row.id))
+
+
+def request_cancel(connection: Connection, job_ids: Sequence[str]) -> dict[str, Job]:
+    rows = lock_jobs(connection, job_ids, JobRow.status, JobRow.cancel_requested)
+    end(connection, [i for i, row in rows.items() if row.status is QUEUED], CANCELLED, Reason.CANCELLED)
+    told = [i for i, row in rows.items() if row.status is RUNNING and not row.cancel_requested]
+    if told:
+        connection.execute(update(JobRow).where(JobRow.id.in_(told)).values(cancel_requested=True))
+        dispatch(connection, Topic.REVOKE, told)
+    jobs = connection.execute(select_jobs().where(JobRow.id.in_(list(rows))))
+    return {row.id: to_job(row) for row in jobs}
+
+
+def retry(connection: Connection, job_id: str) -> Job:
+    row = lock_jobs(connection, [job_id], JobRow.status, JobRow.request, JobRow.deadline).get(job_id)
+    if row is None:
+        raise KeyError(job_id)
+    if row.status not in RETRYABLE:
+        raise IllegalTransition(f"job {job_id} is {row.status}: only a job that ended without success can be retried")
+    if row.request is None:
+        raise IllegalTransition(f"job {job_id} never was a valid request")
+    deadline = row.deadline
+    if row.request.get("ttl_s") is not None:
+        deadline = JobRequest.model_validate(row.request).deadline_from(row.now)
+    if deadline is not None and deadline <= row.now:
+        raise IllegalTransition(f"job {job_id} has a deadline that has passed")
+    connection.execute(delete(ResultRow).where(ResultRow.job_id == job_id))
+    connection.execute(delete(OutboxRow).where(OutboxRow.job_id == job_id))
+    again = move(RETRYABLE, QUEUED).where(JobRow.id == job_id)
+    connection.execute(
+        again.values(
+            attempt=0,
+            fence=JobRow.fence + 1,
+            cancel_requested=False,
+            accepted_at=db_now(),
+            deadline=deadline,
+            error_code=None,
+            error_message=None,
+            queue_time_ms=None,
+            time_to_first_token_ms=None,
+            generation_time_ms=None,
+            total_time_ms=None,
+            prompt_tokens=None,
+            completion_tokens=None,
+        )
+    )
+    dispatch(connection, Topic.PUBLISH, [job_id])
+    return fetch(connection, job_id)
+
+
+def counts(connection: Connection) -> dict[str, dict[JobStatus, int]]:
+    found: dict[str, dict[JobStatus, int]] = {}
+    grouped = select(JobRow.model, JobRow.status, func.count()).group_by(JobRow.model, JobRow.status)
+    for model, status, count in connection.execute(grouped):
+        found.setdefault(model, {})[status] = count
+    return found

@@ -1,0 +1,132 @@
+"""The ledger: the job database behind one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import partial
+
+from headrace.contract import Job, JobPage, JobRequest, JobStatus, ModelCard, Reason, new_job_id
+from sqlalchemy import select
+
+from ledger import attempts, catalogue, deliveries, dispatches, door, integrity, migrate
+from ledger.clock import db_now
+from ledger.contract import Claim, ClaimResult, Dispatch, JobFilter, Lease, LedgerProtocol, Outcome, Renewal, Submission
+from ledger.database import Database
+
+_PORTION = 1000
+"""Databases bound the number of parameters of a statement."""
+
+
+def _portions(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(job_ids), _PORTION):
+        yield job_ids[start : start + _PORTION]
+
+
+class Ledger(LedgerProtocol):
+    """`ledger.contract.LedgerProtocol` on SQLite or PostgreSQL. Each method is one transaction; threads may share it.
+
+    The tables must be there: `ledger.migrate.upgrade(url)` makes them.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(url)
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._database.url.render_as_string(hide_password=True)!r})"
+
+    # -- the door ------------------------------------------------------------------------------
+    def submit(self, request: JobRequest, job_id: str | None = None) -> Submission:
+        name, seeded = job_id or new_job_id(), door.with_seed(request)
+        return self._database.write(lambda c: door.submit(c, request, seeded, name, own_id=job_id is None))
+
+    def get(self, job_id: str, tenant: str | None = None) -> Job | None:
+        return self._database.read(lambda c: door.get(c, job_id, tenant))
+
+    def ended(self, job_ids: Sequence[str]) -> frozenset[str]:
+        return self._database.read(lambda c: door.ended(c, job_ids)) if job_ids else frozenset()
+
+    def page(self, where: JobFilter) -> JobPage:
+        return self._database.read(lambda c: door.page(c, where))
+
+    def request_cancel(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Many ids take several transactions."""
+        jobs: dict[str, Job] = {}
+        for some in _portions(job_ids):
+            jobs |= self._database.write(partial(door.request_cancel, job_ids=some))
+        return jobs
+
+    def retry(self, job_id: str) -> Job:
+        return self._database.write(lambda c: door.retry(c, job_id))
+
+    def counts(self) -> dict[str, dict[JobStatus, int]]:
+        return self._database.read(door.counts)
+
+    # -- models --------------------------------------------------------------------------------
+    def register_model(self, card: ModelCard, text_bundle: bytes) -> None:
+        self._database.write(lambda c: catalogue.register_model(c, card, text_bundle))
+
+    def models(self) -> dict[str, ModelCard]:
+        return self._database.read(catalogue.models)
+
+    def text_bundle(self, model: str) -> bytes | None:
+        return self._database.read(lambda c: catalogue.text_bundle(c, model))
+
+    # -- the worker ----------------------------------------------------------------------------
+    def claim(self, claims: Sequence[Claim], owner: str, lease_s: float) -> list[ClaimResult]:
+        granted: dict[str, int] = {}
+        return self._database.write(lambda c: deliveries.claim(c, claims, owner, lease_s, granted)) if claims else []
+
+    def renew(self, leases: Sequence[Lease], lease_s: float) -> Renewal:
+        if not leases:
+            return Renewal(frozenset(), frozenset())
+        return self._database.write(lambda c: attempts.renew(c, leases, lease_s))
+
+    def commit(self, outcomes: Sequence[Outcome]) -> list[bool]:
+        checked = [attempts.checked(outcome) for outcome in outcomes]
+        return self._database.write(lambda c: attempts.commit(c, checked)) if checked else []
+
+    def release(self, leases: Sequence[Lease]) -> list[bool]:
+        return self._database.write(lambda c: attempts.release(c, leases)) if leases else []
+
+    def reject(self, job_id: str, model: str, reason: Reason, message: str, raw: str) -> None:
+        self._database.write(lambda c: attempts.reject(c, job_id, model, reason, message, raw))
+
+    # -- the relay -----------------------------------------------------------------------------
+    def outbox(self, limit: int) -> list[Dispatch]:
+        """The rows to send now, oldest first. They are this caller's for `dispatches.HOLD_S`."""
+        if not self._database.read(dispatches.due):
+            return []
+        return self._database.write(lambda c: dispatches.outbox(c, limit))
+
+    def sent(self, ids: Sequence[int]) -> None:
+        if ids:
+            self._database.write(lambda c: dispatches.sent(c, ids))
+
+    def reap(self, limit: int = 500) -> int:
+        return self._database.write(lambda c: dispatches.reap(c, limit))
+
+    def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
+        return self._database.read(lambda c: dispatches.queued(c, model, older_than_s, limit))
+
+    def sent_counts(self) -> dict[str, dict[JobStatus, int]]:
+        return self._database.read(dispatches.sent_counts)
+
+    def republish(self, job_ids: Sequence[str]) -> int:
+        """Many ids take several transactions."""
+        return sum(self._database.write(partial(dispatches.republish, job_ids=some)) for some in _portions(job_ids))
+
+    def elect(self, role: str, owner: str, ttl_s: float) -> bool:
+        return self._database.write(lambda c: dispatches.elect(c, role, owner, ttl_s))
+
+    def revision(self) -> tuple[str | None, str]:
+        return self._database.read(migrate.revision), migrate.head()
+
+    def now(self) -> datetime:
+        return self._database.read(lambda c: c.execute(select(db_now())).scalar_one())
+
+    def check(self) -> None:
+        self._database.read(integrity.check)
+
+    def close(self) -> None:
+        self._database.close()

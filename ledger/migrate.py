@@ -1,0 +1,76 @@
+"""Alembic, run from the installed package: `upgrade(url)` is all that a deployment needs.
+
+Processes may upgrade at the same time: the first one does it, in one transaction, and the others wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+from sqlalchemy.engine import Connection
+
+from ledger.database import make_engine
+
+_ADVISORY_LOCK = 0x68656164
+_WAIT_S = 60.0
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database up to `revision`; SQLite's file is made if it is missing."""
+    _migrate(url, lambda config: command.upgrade(config, revision))
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the database back to `revision` (`base` drops every table)."""
+    _migrate(url, lambda config: command.downgrade(config, revision))
+
+
+def current(url: str) -> str | None:
+    """The database's revision; None before the first upgrade."""
+    engine = make_engine(url)
+    try:
+        with engine.execution_options(reads=True).begin() as connection:
+            return revision(connection)
+    finally:
+        engine.dispose()
+
+
+def revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+@cache
+def head() -> str:
+    """The revision that this code needs."""
+    found = ScriptDirectory.from_config(_config()).get_current_head()
+    if found is None:
+        raise RuntimeError("the package `migrations` holds no migration")
+    return found
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
+    return config
+
+
+def _migrate(url: str, run: Callable[[Config], None]) -> None:
+    engine = make_engine(url, busy_timeout_s=_WAIT_S)
+    config = _config()
+    try:
+        with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":
+                connection.execute(text(f"SET LOCAL lock_timeout = '{int(_WAIT_S)}s'"))
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
+            config.attributes["connection"] = connection
+            run(config)
+    finally:
+        engine.dispose()

@@ -1,0 +1,149 @@
+"""The relay: carries the outbox to the broker, and tends to jobs that nobody holds.
+
+Every process that writes to the ledger may run one. Each drains the outbox (a row goes to one relay at a time);
+one of them, elected, reaps and reconciles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ledger.contract import Dispatch, LedgerProtocol, LedgerUnavailable, Topic
+from ledger.reconciler import BrokerView, Reconciler
+from ledger.transport import BrokerAway
+
+log = logging.getLogger(__name__)
+
+ROLE = "reaper"
+TEND_S = 1.0
+"""Between two rounds of reaping and reconciling."""
+TERM_S = 5.0
+"""A relay that has died is replaced as the elected one after this long."""
+MAX_PAUSE_S = 2.0
+"""Longest pause between two attempts at a broker or a database that is away."""
+_BATCH = 500
+
+
+class Publisher(Protocol):
+    """Where messages go. Each method raises BrokerAway if it could not do its work."""
+
+    def ping(self) -> None: ...
+
+    def publish(self, dispatches: Sequence[Dispatch]) -> None: ...
+
+    def revoke(self, job_ids: Sequence[str]) -> None: ...
+
+
+class Duty:
+    """Work to be done again and again, and less often while the parts it needs are away.
+
+    A change of state is logged once, not each attempt.
+    """
+
+    def __init__(self, name: str, work: Callable[[], object], every_s: float) -> None:
+        self.name = name
+        self.work = work
+        self.every_s = every_s
+        self.due_s = 0.0
+        """Moment of the next attempt, on the monotonic clock."""
+        self.failures = 0
+        """How many attempts have failed since the last good one."""
+
+    def attempt(self) -> None:
+        try:
+            self.work()
+        except Exception as error:
+            expected = isinstance(error, BrokerAway | LedgerUnavailable)
+            if not self.failures:
+                log.warning("%s fails, and is tried again: %s", self.name, error, exc_info=not expected)
+            self.failures += 1
+            self.due_s = time.monotonic() + min(MAX_PAUSE_S, self.every_s * 2.0 ** min(self.failures, 10))
+        else:
+            if self.failures:
+                log.warning("%s works again, after %d failures", self.name, self.failures)
+            self.failures = 0
+            self.due_s = time.monotonic() + self.every_s
+
+
+class Relay:
+    """A thread that sends what the outbox holds, every `interval_s` and whenever `wake()` is called.
+
+    `broker` (usually the same object as `publisher`) is needed to find lost messages; without it nothing is reconciled.
+    """
+
+    def __init__(
+        self,
+        ledger: LedgerProtocol,
+        publisher: Publisher,
+        owner: str,
+        interval_s: float = 0.5,
+        broker: BrokerView | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._publisher = publisher
+        self._owner = owner
+        self._reconciler = Reconciler(ledger, broker) if broker is not None else None
+        self._sending = Duty("sending", self._send, interval_s)
+        self._tending = Duty("reaping and reconciling", self.tend, TEND_S)
+        self._woken = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Send now what has just been written. Never blocks."""
+        self._woken.set()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the thread. What is unsent stays in the outbox, for the other relays or the next start."""
+        self._stopping.set()
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def drain(self) -> int:
+        """Send everything that is due. Returns how many rows that was."""
+        count = 0
+        while rows := self._ledger.outbox(_BATCH):
+            if publications := [row for row in rows if row.topic is Topic.PUBLISH]:
+                self._publisher.publish(publications)
+            if revocations := [row.job_id for row in rows if row.topic is Topic.REVOKE]:
+                self._publisher.revoke(revocations)
+            self._ledger.sent([row.id for row in rows])
+            count += len(rows)
+        return count
+
+    def tend(self) -> None:
+        """If this relay is the elected one: reap, and look for lost messages."""
+        if not self._ledger.elect(ROLE, self._owner, TERM_S):
+            return
+        while self._ledger.reap(_BATCH) >= _BATCH:
+            pass
+        if self._reconciler is not None:
+            self._reconciler.round()
+
+    def _send(self) -> None:
+        if self._sending.failures:
+            self._publisher.ping()
+        self.drain()
+
+    def _run(self) -> None:
+        duties = (self._sending, self._tending)
+        while not self._stopping.is_set():
+            for duty in duties:
+                if duty.due_s <= time.monotonic():
+                    duty.attempt()
+            pause_s = min(duty.due_s for duty in duties) - time.monotonic()
+            woken = self._woken.wait(max(0.0, pause_s))
+            self._woken.clear()
+            if woken and not self._sending.failures:
+                self._sending.due_s = 0.0
+        with contextlib.suppress(LedgerUnavailable):
+            self._ledger.elect(ROLE, self._owner, ttl_s=0.0)

@@ -1,0 +1,126 @@
+"""Statements that several sides of the ledger share: reading jobs, locking them, ending them, queueing messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headrace.contract import Job, JobError, JobResult, JobStatus, Reason, Timings, Usage
+from sqlalchemy import Result, Row, Select, delete, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from ledger.clock import db_now
+from ledger.contract import Topic
+from ledger.models import JobRow, OutboxRow, ResultRow
+from ledger.states import LIVE, move
+
+_SHOWN = (
+    JobRow.id,
+    JobRow.model,
+    JobRow.status,
+    JobRow.priority,
+    JobRow.tenant,
+    JobRow.labels.label("labels"),
+    JobRow.created_at,
+    JobRow.started_at,
+    JobRow.finished_at,
+    JobRow.deadline,
+    JobRow.attempt,
+    JobRow.max_attempts,
+    JobRow.cancel_requested,
+    JobRow.worker,
+    JobRow.error_code,
+    JobRow.error_message,
+    ResultRow.text,
+    ResultRow.token_ids,
+    ResultRow.finish_reason,
+    ResultRow.stop_reason,
+    ResultRow.usage,
+    ResultRow.timings,
+)
+
+WHY = {
+    Reason.CANCELLED: "the job was cancelled",
+    Reason.DEADLINE_EXCEEDED: "the job's deadline passed",
+    Reason.DEAD_LETTER: "the job's attempts are used up: its workers died or lost it each time",
+}
+"""What is told of an end that came with no message of its own."""
+
+
+def select_jobs() -> Select[Any]:
+    """Jobs with their results, for `to_job`."""
+    return select(*_SHOWN).select_from(JobRow).outerjoin(ResultRow, ResultRow.job_id == JobRow.id)
+
+
+def to_job(row: Row[Any]) -> Job:
+    """The job as the doors show it."""
+    result = None
+    if row.text is not None:
+        result = JobResult(
+            text=row.text,
+            token_ids=row.token_ids or [],
+            finish_reason=row.finish_reason,
+            stop_reason=row.stop_reason,
+            usage=Usage(**(row.usage or {})),
+        )
+    error = None
+    if row.error_code is not None:
+        error = JobError(code=row.error_code, message=row.error_message or "")
+    return Job(
+        id=row.id,
+        model=row.model,
+        status=row.status,
+        priority=row.priority,
+        tenant=row.tenant,
+        metadata=row.labels,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        deadline=row.deadline,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        cancel_requested=row.cancel_requested,
+        worker=row.worker,
+        result=result,
+        error=error,
+        timings=Timings(**row.timings) if row.timings is not None else None,
+    )
+
+
+def insert_jobs(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Insert each job whose id and idempotency key are free. Returns the ids of those."""
+    insert_into = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    inserted = insert_into(JobRow).on_conflict_do_nothing().returning(JobRow.id)
+    return set(connection.execute(inserted, list(rows)).scalars())
+
+
+def lock_jobs(connection: Connection, ids: Iterable[str], *columns: Any) -> dict[str, Row[Any]]:
+    """The rows of these jobs with the database's `now`, locked until the transaction ends, in one order for all."""
+    statement = select(*columns, JobRow.id, db_now().label("now")).where(JobRow.id.in_(sorted(set(ids))))
+    locked = statement.order_by(JobRow.id).with_for_update(of=JobRow)
+    rows: Result[Any] = connection.execute(locked)
+    return {row.id: row for row in rows}
+
+
+def end(
+    connection: Connection, ids: Sequence[str], status: JobStatus, reason: Reason, message: str | None = None
+) -> None:
+    """End jobs that are locked and that no worker's outcome will end. No lease survives it, nor a message to send."""
+    if not ids:
+        return
+    ended = move(LIVE, status).where(JobRow.id.in_(ids))
+    connection.execute(ended.values(fence=JobRow.fence + 1, error_code=reason, error_message=message or WHY[reason]))
+    drop_publications(connection, ids)
+
+
+def drop_publications(connection: Connection, ids: Sequence[str]) -> None:
+    """Forget messages about these jobs that have not been sent."""
+    connection.execute(delete(OutboxRow).where(OutboxRow.job_id.in_(ids), OutboxRow.topic == Topic.PUBLISH))
+
+
+def dispatch(connection: Connection, topic: Topic, ids: Iterable[str], delay_s: float = 0.0) -> None:
+    """Put a message about each job into the outbox. Always a new row: an older one may be on its way already."""
+    rows = [{"job_id": job_id} for job_id in ids]
+    if rows:
+        connection.execute(insert(OutboxRow).values(topic=topic, due_at=db_now(delay_s)), rows)

@@ -1,0 +1,127 @@
+"""The broker as the relay sees it: Celery messages go out, and the ids of the messages that it holds come back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from celery import Celery
+from headrace.contract import Priority
+from headrace.wire import TASK_GENERATE, VISIBILITY_TIMEOUT_S, celery_config, message_options, queue_name
+from kombu.exceptions import KombuError
+from redis.exceptions import RedisError
+
+from ledger.contract import Dispatch
+
+SOCKET_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 3.0
+HELD_S = VISIBILITY_TIMEOUT_S / 4 + 5.0
+"""A worker renews what it holds every quarter of the visibility timeout; what is older belongs to a dead one."""
+_CHUNK = 200
+
+
+class BrokerAway(RuntimeError):
+    """The broker can't be reached, or refused. What was being sent may or may not have arrived."""
+
+
+class CeleryTransport:
+    """One connection to the broker, made when it is needed and dropped after any failure. For one thread."""
+
+    def __init__(self, broker_url: str) -> None:
+        config = celery_config(broker_url)
+        options = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
+        config["broker_transport_options"] = {**config["broker_transport_options"], **options}
+        config["task_publish_retry"] = False
+        self._app = Celery("headrace.relay", set_as_current=False)
+        self._app.conf.update(config)
+        self._app.control.mailbox.producer_pool = None
+        self._connection: Any = None
+
+    def __repr__(self) -> str:
+        return f"CeleryTransport({self._app.connection_for_write().as_uri()!r})"
+
+    def ping(self) -> None:
+        """Raise BrokerAway unless the broker answers."""
+        with self._channel() as channel, channel.conn_or_acquire() as client:
+            client.ping()
+
+    def publish(self, dispatches: Sequence[Dispatch]) -> None:
+        """Send a message for each job, in one pipeline."""
+        with self._channel() as channel:
+            producer = self._app.amqp.Producer(channel, auto_declare=False)
+            with producer.batch(len(dispatches)):
+                for dispatch in dispatches:
+                    self._app.send_task(
+                        TASK_GENERATE,
+                        kwargs={"job_id": dispatch.job_id},
+                        ignore_result=True,
+                        producer=producer,
+                        **message_options(dispatch.job_id, dispatch.model, Priority(dispatch.priority)),
+                    )
+
+    def revoke(self, job_ids: Sequence[str]) -> None:
+        """Tell every worker to stop these jobs."""
+        with self._channel():
+            self._app.control.revoke(list(job_ids), terminate=True, connection=self._connection)
+
+    def depth(self, models: Sequence[str]) -> int:
+        """How many messages the broker holds: in the queues of these models, and with workers that are alive."""
+        with self._channel() as channel, channel.conn_or_acquire() as client, client.pipeline() as pipe:
+            for key in self._queue_keys(channel, models):
+                pipe.llen(key)
+            pipe.zcount(channel.unacked_index_key, time.time() - HELD_S, "+inf")
+            return sum(pipe.execute())
+
+    def held(self, models: Sequence[str]) -> set[str]:
+        """The jobs of those messages. Queues are read before what workers hold, as that is the way messages go."""
+        with self._channel() as channel, channel.conn_or_acquire() as client:
+            ids = {_task_id(item) for key in self._queue_keys(channel, models) for item in _list_items(client, key)}
+            tags = client.zrangebyscore(channel.unacked_index_key, time.time() - HELD_S, "+inf")
+            for start in range(0, len(tags), _CHUNK):
+                ids.update(map(_task_id, client.hmget(channel.unacked_key, tags[start : start + _CHUNK])))
+        return {task_id for task_id in ids if task_id is not None}
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with suppress(Exception):
+                self._connection.release()
+            self._connection = None
+
+    @staticmethod
+    def _queue_keys(channel: Any, models: Sequence[str]) -> list[str]:
+        return [channel._q_for_pri(queue_name(model), step) for model in models for step in channel.priority_steps]
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        try:
+            if self._connection is None:
+                self._connection = self._app.connection_for_write()
+            self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+            yield self._connection.default_channel
+        except (KombuError, RedisError, OSError) as error:
+            self.close()
+            raise BrokerAway(str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+
+def _list_items(client: Any, key: str) -> Iterator[bytes]:
+    """A list's items from its young end: what is pushed meanwhile shows items twice, but hides none."""
+    start = 0
+    while chunk := client.lrange(key, start, start + _CHUNK - 1):
+        yield from chunk
+        start += _CHUNK
+
+
+def _task_id(item: bytes | None) -> str | None:
+    """The task id in a queue's item, or in what a worker holds of it; None for what no Celery producer wrote."""
+    try:
+        entry = json.loads(item or b"null")
+        message = entry[0] if isinstance(entry, list) else entry
+        return str(message["headers"]["id"])
+    except (ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,194 @@
+"""Jobs straight into Celery, on a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import celery
+import pytest
+from headrace import BadRequest, ConnectionFailed, Job, JobFailed, JobStatus, JobTimeout, Priority, Producer
+from headrace.contract import JobError, JobResult, Reason
+from headrace.outcome import celery_outcome
+from headrace.wire import celery_config, queue_name
+
+from tests.conftest import Broker, free_port
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+
+
+class Queue:
+    """Reads what arrives on a model's queue, and stores outcomes as a worker does."""
+
+    def __init__(self, broker_url: str) -> None:
+        self.app = celery.Celery(set_as_current=False)
+        self.app.conf.update(celery_config(broker_url))
+
+    def take(self, model: str = "m") -> Any:
+        with self.app.connection_for_read() as connection, connection.SimpleQueue(queue_name(model)) as queue:
+            message = queue.get(timeout=5)
+            message.ack()
+            return message
+
+    def end(self, job_id: str, status: JobStatus = JobStatus.SUCCEEDED) -> None:
+        good = status is JobStatus.SUCCEEDED
+        job = Job(
+            id=job_id, model="m", status=status, priority=Priority.NORMAL, tenant="t", created_at=datetime.now(UTC),
+            result=JobResult(text="out"), error=None if good else JobError(code=Reason.CANCELLED, message="asked"),
+        )  # fmt: skip
+        state, result = celery_outcome(job)
+        self.app.backend.store_result(job_id, result, state)
+
+    def close(self) -> None:
+        self.app.backend.client.close()
+        self.app.close()
+
+
+@pytest.fixture
+def queue(broker_url: str) -> Iterator[Queue]:
+    made = Queue(broker_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def producer(broker_url: str) -> Iterator[Producer]:
+    with Producer(broker_url) as made:
+        yield made
+
+
+def test_the_message_is_the_contract(producer: Producer, queue: Queue) -> None:
+    job_id = producer.submit("secret", model="m", max_tokens=3, priority="high")
+    message = queue.take()
+    assert message.headers["task"] == "headrace.generate"
+    assert message.headers["id"] == job_id
+    assert message.payload[1] == {"model": "m", "prompt": "secret", "max_tokens": 3, "priority": "high"}
+    assert message.properties["priority"] == 0
+    assert "secret" not in str(message.headers)
+
+
+def test_a_time_to_live_counts_from_the_submission(producer: Producer, queue: Queue) -> None:
+    producer.submit("x", model="m", ttl_s=60)
+    fields = queue.take().payload[1]
+    assert "ttl_s" not in fields
+    left_s = (datetime.fromisoformat(fields["deadline"]) - datetime.now(UTC)).total_seconds()
+    assert 50 < left_s <= 60
+
+
+def test_ids_follow_from_the_idempotency_key(producer: Producer) -> None:
+    def submit(key: str | None, tenant: str = "t") -> str:
+        return producer.submit("x", model="m", idempotency_key=key, tenant=tenant)
+
+    assert submit("k") == submit("k")
+    assert len({submit("k"), submit("l"), submit("k", "u"), submit(None), submit(None)}) == 5
+
+
+def test_a_given_id_is_kept_and_checked(producer: Producer, queue: Queue) -> None:
+    assert producer.submit("x", model="m", job_id="order-1") == "order-1"
+    assert queue.take().headers["id"] == "order-1"
+    with pytest.raises(BadRequest) as caught:
+        producer.submit("x", model="m", job_id="a b")
+    assert caught.value.param == "job_id"
+
+
+def test_a_wrong_request_is_refused_at_the_producers_side(producer: Producer) -> None:
+    """Learned from llm-d-async 353: a malformed job failed in the worker's log alone."""
+    with pytest.raises(BadRequest) as caught:
+        producer.submit("x", model="m", temperature=-1)
+    assert caught.value.param == "temperature"
+
+
+@pytest.mark.parametrize("status", [s for s in JobStatus if s.terminal])
+def test_wait_gives_the_job_however_it_ended(producer: Producer, queue: Queue, status: JobStatus) -> None:
+    job_id = producer.submit("x", model="m")
+    timer = threading.Timer(0.2, queue.end, [job_id, status])
+    timer.start()
+    began_s = time.monotonic()
+    job = producer.wait(job_id, timeout=10)
+    timer.join()
+    assert (job.id, job.status) == (job_id, status)
+    assert time.monotonic() - began_s < 2
+
+
+def test_wait_for_what_ended_long_ago(producer: Producer, queue: Queue) -> None:
+    queue.end("j")
+    assert producer.wait("j", timeout=0).status is JobStatus.SUCCEEDED
+
+
+def test_wait_that_is_too_short(producer: Producer) -> None:
+    with pytest.raises(JobTimeout):
+        producer.wait("j", timeout=0.2)
+
+
+def test_run_raises_for_an_end_without_success(producer: Producer, queue: Queue) -> None:
+    def end_it() -> None:
+        queue.end(queue.take().headers["id"], JobStatus.FAILED)
+
+    worker = threading.Thread(target=end_it)
+    worker.start()
+    with pytest.raises(JobFailed):
+        producer.run("x", model="m", timeout=10)
+    worker.join()
+
+
+def test_cancel_reaches_the_workers(producer: Producer, queue: Queue) -> None:
+    heard: list[dict[str, Any]] = []
+
+    def drain(connection: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.2)
+
+    with queue.app.connection_for_read() as connection:
+        mailbox = queue.app.control.mailbox(connection)
+        handlers = {"revoke": lambda _, **told: heard.append(told)}
+        node = mailbox.Node("w1@here", state=object(), handlers=handlers, channel=connection.channel())
+        with node.listen():
+            drain(connection)
+            producer.cancel("j")
+            until_s = time.monotonic() + 5
+            while not heard and time.monotonic() < until_s:
+                drain(connection)
+    assert [(told["task_id"], told["terminate"]) for told in heard] == [("j", True)]
+
+
+def test_without_a_broker_everything_ends_soon_and_says_so() -> None:
+    with Producer(f"redis://127.0.0.1:{free_port()}/0") as producer:
+        for attempt in (
+            lambda: producer.submit("x", model="m"),
+            lambda: producer.cancel("j"),
+            lambda: producer.wait("j", timeout=1),
+        ):
+            began_s = time.monotonic()
+            with pytest.raises(ConnectionFailed, match="the broker does not answer"):
+                attempt()
+            assert time.monotonic() - began_s < 8
+
+
+def test_wait_survives_a_broker_that_goes_and_comes_back(broker: Broker) -> None:
+    queue = Queue(broker.url)
+    with Producer(broker.url) as producer:
+        found: list[Job] = []
+        waiting = threading.Thread(target=lambda: found.append(producer.wait("j", timeout=30)))
+        waiting.start()
+        time.sleep(0.3)
+        broker.kill()
+        time.sleep(0.5)
+        broker.start()
+        queue.end("j")
+        waiting.join(30)
+    queue.close()
+    assert [job.status for job in found] == [JobStatus.SUCCEEDED]
+
+
+def test_the_broker_is_left_clean_by_submissions_that_nobody_waits_for(producer: Producer, broker_url: str) -> None:
+    """Learned from celery 3808: a producer that never reads results must not pile up subscriptions."""
+    import redis
+
+    for _ in range(20):
+        producer.submit("x", model="m")
+    with redis.Redis.from_url(broker_url) as client:
+        assert client.pubsub_channels("celery-task-meta-*") == []

@@ -1,0 +1,132 @@
+"""Whatever is put on the queue, the worker goes on, and says what was wrong where it can be seen."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from headrace.contract import JobStatus, Reason, new_job_id
+from headrace.wire import queue_name
+
+from tests.workers import MODEL, Sent, WorkerProcess, Workplace, eventually
+
+
+def fails_with(workplace: Workplace, result: Sent, text: str) -> None:
+    """The task has failed in Celery with a message that holds `text`."""
+    with pytest.raises(Exception, match=text):
+        result.get(timeout=10)
+    assert result.state == "FAILURE"
+
+
+def test_bad_requests_fail_with_their_reason(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
+    start_worker()
+    secret = "what nobody may read"
+    cases: list[tuple[dict[str, Any], Reason, str]] = [
+        ({"prompt": secret, "max_tokens": -1}, Reason.INVALID_REQUEST, "max_tokens: "),
+        ({"prompt": secret, "surprise": 1}, Reason.INVALID_REQUEST, "surprise: "),
+        ({"prompt": None}, Reason.INVALID_REQUEST, "exactly one of"),
+        ({"prompt": secret, "model": "other"}, Reason.MODEL_NOT_FOUND, "model 'other' is not on this queue"),
+        ({"prompt": "x" * 5000}, Reason.CONTEXT_LENGTH_EXCEEDED, ""),
+    ]
+    for fields, reason, text in cases:
+        sent = workplace.send(**fields)
+        fails_with(workplace, sent, f"{reason.value}: .*{text}")
+        job = workplace.job(sent.id)
+        assert job.status is JobStatus.FAILED
+        assert job.error is not None
+        assert job.error.code is reason
+        assert text in job.error.message
+        assert secret not in job.error.message
+    assert workplace.send(max_tokens=3).get(timeout=10)["status"] == "succeeded"
+    eventually(lambda: workplace.unacked() == 0, 5, "all are acknowledged")
+    workplace.ledger.check()
+
+
+def test_odd_arguments_and_ids_fail_with_their_reason(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    start_worker()
+    queue = queue_name(MODEL)
+    body = {"model": MODEL, "prompt": "hello"}
+    send = workplace.send_task
+    fails_with(workplace, send(args=["hello"], task_id=new_job_id(), queue=queue), "keyword arguments")
+    fails_with(workplace, send(kwargs={"job_id": new_job_id()}, queue=queue), "no job has the id")
+    fails_with(workplace, send(kwargs={"job_id": 7}, queue=queue), "not a valid job id")
+    fails_with(workplace, send(kwargs=body, task_id="no good/id", queue=queue), "not a valid job id")
+    assert workplace.send(max_tokens=3).get(timeout=10)["status"] == "succeeded"
+
+
+def test_a_ledger_job_of_another_model_fails(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
+    start_worker()
+    job = workplace.submit(model="other")
+    sent = workplace.send_task(kwargs={"job_id": job.id}, task_id=job.id, queue=queue_name(MODEL))
+    fails_with(workplace, sent, "model_not_found")
+    assert workplace.ended(job.id).error is not None
+
+
+Spoil = Callable[[dict[str, Any]], Any]
+WITH_ITS_ID: dict[str, Spoil] = {
+    "no json": lambda m: m.update(body=base64.b64encode(b"{not json").decode()),
+    "no text": lambda m: m.update(body=base64.b64encode(b"\xff\xfe\x00").decode()),
+    "a string": lambda m: m.update(body=base64.b64encode(b'"a string"').decode()),
+    "too short": lambda m: m.update(body=base64.b64encode(b"[1]").decode()),
+    "kwargs are a list": lambda m: m.update(body=base64.b64encode(b"[[], [1], {}]").decode()),
+    "pickle": lambda m: m.update({"content-type": "application/x-python-serialize"}),
+    "plain text": lambda m: m.update({"content-type": "text/plain"}),
+    "unknown task": lambda m: m["headers"].update(task="no.such.task"),
+    "odd task": lambda m: m["headers"].update(task=["a", "list"]),
+    "odd eta": lambda m: m["headers"].update(eta="soon"),
+    "odd expiry": lambda m: m["headers"].update(expires="late"),
+}
+"""Messages that still say which job they were."""
+BEYOND_HELP: dict[str, Spoil] = {
+    "no base64": lambda m: m.update(body="***"),
+    "odd encoding": lambda m: m.update({"content-encoding": "klingon"}),
+    "no type": lambda m: m.update({"content-type": None}),
+    "no task": lambda m: m["headers"].pop("task"),
+    "no id": lambda m: m["headers"].pop("id"),
+    "odd id": lambda m: m["headers"].update(id=17),
+    "odd limits": lambda m: m["headers"].update(timelimit="long"),
+    "no headers": lambda m: m.update(headers={}),
+    "null headers": lambda m: m.update(headers=None),
+    "no properties": lambda m: m.pop("properties"),
+    "no tag": lambda m: m["properties"].pop("delivery_tag"),
+}
+"""Messages of which it is enough that nothing else suffers."""
+
+
+def captured(workplace: Workplace) -> dict[str, Any]:
+    """A good message as it stands on the broker, taken off a queue that nobody reads."""
+    workplace.send(max_tokens=3, prompt="a secret of mine", options={"queue": "capture"})
+    message: dict[str, Any] = json.loads(workplace.redis.rpop("capture"))
+    return message
+
+
+def test_broken_messages_are_settled_and_the_worker_goes_on(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    worker = start_worker()
+    queue = queue_name(MODEL)
+    ids = {}
+    for name, spoil in {**WITH_ITS_ID, **BEYOND_HELP}.items():
+        message = captured(workplace)
+        ids[name] = message["headers"]["id"]
+        spoil(message)
+        workplace.redis.lpush(queue, json.dumps(message))
+    for noise in ("", "{", "17", "null", "[]", "{}"):
+        workplace.redis.lpush(queue, noise)
+    assert workplace.send(max_tokens=3).get(timeout=10)["status"] == "succeeded"
+    for name in WITH_ITS_ID:
+        job = workplace.ended(ids[name], within_s=5)
+        assert job.status is JobStatus.FAILED, name
+        assert job.error is not None
+        assert job.error.code is Reason.INVALID_REQUEST, name
+        with pytest.raises(Exception, match="invalid_request: "):
+            Sent(workplace.app, ids[name]).get(timeout=5)
+    eventually(lambda: workplace.unacked() == 0, 5, "every message is settled")
+    assert "secret" not in worker.log
+    assert worker.stop() == 0
+    workplace.ledger.check()

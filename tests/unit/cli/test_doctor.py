@@ -1,0 +1,159 @@
+"""The doctor finds what is wrong, on real parts that are really wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from headrace.wire import VISIBILITY_TIMEOUT_S, worker_key
+from typer.testing import CliRunner
+
+from cli.checks import machine
+from cli.checks.broker import check_broker, clock
+from cli.checks.finding import Finding, Level, Reporter
+from cli.checks.ledger import check_ledger
+from cli.checks.machine import check_machine
+from cli.main import app
+from ledger import migrate
+from settings import Settings, get_settings
+
+AREA = Reporter("test")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    get_settings.cache_clear()
+
+
+def find(findings: list[Finding], text: str) -> Finding:
+    """The one finding whose message holds a text."""
+    (found,) = [finding for finding in findings if text in finding.message]
+    assert (found.advice is None) == (found.level is Level.OK)
+    return found
+
+
+def test_a_good_broker_has_nothing_wrong(broker_url: str) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        client.set(worker_key("w@here"), "{}")
+    findings = check_broker(broker_url)
+    assert {finding.level for finding in findings} == {Level.OK}
+    assert find(findings, "noeviction")
+    assert find(findings, "append-only file")
+    assert find(findings, "consuming: w@here")
+
+
+def test_an_evicting_broker_fails(broker_url: str) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert find(check_broker(broker_url), "allkeys-lru").level is Level.FAIL
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_a_broker_without_persistence_is_a_warning(broker_url: str) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        client.config_set("appendonly", "no")
+        try:
+            assert find(check_broker(broker_url), "no append-only file").level is Level.WARN
+        finally:
+            client.config_set("appendonly", "yes")
+
+
+def test_a_nearly_full_broker_is_a_warning(broker_url: str) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        used = int(client.info("memory")["used_memory"])
+        client.config_set("maxmemory", int(used * 1.2))
+        try:
+            assert find(check_broker(broker_url), "MiB in use").level is Level.WARN
+        finally:
+            client.config_set("maxmemory", 0)
+
+
+def test_a_message_that_nobody_renews_is_a_warning(broker_url: str) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        client.zadd("unacked_index", {"fresh": time.time()})
+        assert find(check_broker(broker_url), "was renewed").level is Level.OK
+        client.zadd("unacked_index", {"stale": time.time() - VISIBILITY_TIMEOUT_S - 5})
+        assert find(check_broker(broker_url), "unrenewed").level is Level.WARN
+
+
+def test_no_worker_is_a_warning(broker_url: str) -> None:
+    assert find(check_broker(broker_url), "no worker").level is Level.WARN
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:9/0", "nonsense"])
+def test_a_missing_broker_is_one_failure(url: str) -> None:
+    (finding,) = check_broker(url)
+    assert finding.level is Level.FAIL
+    assert "secret" not in finding.message
+
+
+def test_clocks() -> None:
+    assert clock(AREA, "x", 0.01).level is Level.OK
+    assert "-7.0 s" in clock(AREA, "x", -7).message
+    assert clock(AREA, "x", -7).level is Level.WARN
+
+
+def test_a_good_ledger_has_no_failure(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    findings = check_ledger(Settings(database_url=database_url))
+    assert find(findings, "at revision").level is Level.OK
+    assert find(findings, "clock of the database").level is Level.OK
+    assert find(findings, "0 jobs on record").level is Level.OK
+    assert find(findings, "no model is announced").level is Level.WARN
+
+
+def test_an_empty_database_is_one_failure(database_url: str) -> None:
+    (finding,) = check_ledger(Settings(database_url=database_url))
+    assert finding.level is Level.FAIL
+    assert finding.advice == "run `headrace db upgrade`"
+
+
+def test_an_unreachable_database_is_one_failure() -> None:
+    (finding,) = check_ledger(Settings(database_url="postgresql://u:secret@127.0.0.1:9/x"))
+    assert finding.level is Level.FAIL
+    assert "secret" not in finding.message
+
+
+def test_a_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert find(check_machine(Settings()), "no C++ compiler").level is Level.WARN
+
+
+def test_another_package_called_kernels_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find(check_machine(Settings()), "called `kernels`").level is Level.OK
+    other = tmp_path / "kernels-0.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find(check_machine(Settings()), "'kernels' 0.1").level is Level.FAIL
+
+
+def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MIN_OPEN_FILES", 10**9)
+    assert find(check_machine(Settings()), "may open only").level is Level.WARN
+
+
+def test_a_taken_port_is_a_warning(broker_url: str) -> None:
+    port = urlsplit(broker_url).port or 0
+    assert find(check_machine(Settings(flower_port=port)), f"port {port} (Flower)").level is Level.WARN
+
+
+def test_the_command_fails_with_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broker_url: str) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", broker_url)
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", f"sqlite:///{tmp_path}/x.sqlite3")
+    monkeypatch.setenv("HEADRACE_MODEL__MODEL_PATH", "fake")
+    get_settings.cache_clear()
+    failed = CliRunner().invoke(app, ["doctor", "--json"])
+    assert failed.exit_code == 1
+    assert json.loads(failed.output)["ok"] is False
+    migrate.upgrade(f"sqlite:///{tmp_path}/x.sqlite3")
+    good = CliRunner().invoke(app, ["doctor"])
+    assert good.exit_code == 0, good.output
+    assert "→" in good.output

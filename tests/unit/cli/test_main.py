@@ -1,0 +1,140 @@
+"""The tree of commands: quick, documented, and without tracebacks for what happens in normal life."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from cli.main import app
+from cli.output import Exit
+from settings import get_settings
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_settings(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    get_settings.cache_clear()
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, command
+    for name, sub in getattr(command, "commands", {}).items():
+        yield from commands(sub, (*path, name))
+
+
+TREE = dict(commands(typer.main.get_command(app)))
+
+
+def test_the_tree_holds_what_the_documentation_names() -> None:
+    names = {" ".join(path) for path in TREE}
+    assert names >= {
+        "up", "demo", "submit", "status", "watch", "cancel", "retry", "jobs", "api", "worker", "flower", "doctor",
+        "config", "db upgrade", "db downgrade", "db current", "models pull", "models list", "models register",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", TREE, ids=" ".join)
+def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
+    command = TREE[path]
+    assert command.help
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), f"{' '.join(path)}: {parameter.name}"
+    result = runner.invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'celery', 'transformers', 'sqlalchemy', 'pydantic', 'httpx', 'redis'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["cli.up", "cli.bringup", "cli.demo", "cli.services", "cli.doctor"])
+def test_the_supervisor_carries_no_torch(name: str) -> None:
+    program = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_no_server_is_told_in_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_URL", "http://127.0.0.1:9")
+    result = runner.invoke(app, ["submit", "hello"])
+    assert result.exit_code == Exit.FAILED
+    assert "no Headrace API answers at http://127.0.0.1:9" in result.stderr
+    assert "headrace up" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["submit"],
+        ["submit", "a", "--file", "-"],
+        ["submit", "a", "--stream", "--json"],
+        ["submit", "a", "--raw", "--system", "b"],
+        ["submit", "a", "--top-p", "2"],
+        ["submit", "a", "--priority", "urgent"],
+        ["status"],
+        ["nonsense"],
+    ],
+)
+def test_wrong_usage_is_two(arguments: list[str]) -> None:
+    assert runner.invoke(app, arguments, input="text").exit_code == Exit.USAGE
+
+
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API__PORT", "99999")
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == Exit.USAGE
+    assert "api.port" in result.stderr
+
+
+def test_config_masks_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://user:secret@broker:6379/0")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://user:secret@database/headrace")
+    for arguments in (["config"], ["config", "--json"]):
+        result = runner.invoke(app, arguments)
+        assert result.exit_code == 0
+        assert "secret" not in result.output
+        assert "broker:6379" in result.output
+    shown = json.loads(runner.invoke(app, ["config", "--json"]).output)
+    assert shown["api"]["port"] == 8000
+
+
+def test_config_says_where_a_value_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    from pathlib import Path
+
+    Path(str(tmp_path), "headrace.yaml").write_text("api:\n  max_wait_s: 5\n")
+    monkeypatch.setenv("HEADRACE_API__PORT", "8100")
+    lines = runner.invoke(app, ["config"]).output.splitlines()
+    found = {line.split()[0]: line.split()[-1] for line in lines if line.startswith("HEADRACE_API__")}
+    assert found["HEADRACE_API__PORT"] == "environment"
+    assert found["HEADRACE_API__MAX_WAIT_S"] == "headrace.yaml"
+    assert found["HEADRACE_API__HOST"] == "default"
+
+
+def test_flower_beyond_the_loopback_needs_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLOWER_BASIC_AUTH", raising=False)
+    result = runner.invoke(app, ["flower", "--address", "0.0.0.0"])
+    assert result.exit_code == Exit.FAILED
+    assert "password" in result.stderr
+
+
+def test_flower_without_a_broker_says_so() -> None:
+    result = runner.invoke(app, ["flower"])
+    assert result.exit_code == Exit.FAILED
+    assert "HEADRACE_REDIS_URL" in result.stderr

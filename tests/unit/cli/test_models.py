@@ -1,0 +1,81 @@
+"""Models are announced as a worker would announce them, and checked before they are trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.checks.finding import Level
+from cli.checks.model import check_model
+from cli.main import app
+from engine.model.catalog import CATALOG
+from ledger import Ledger, migrate
+from settings import Settings, get_settings
+
+runner = CliRunner()
+NAME = "smollm2-135m"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    get_settings.cache_clear()
+
+
+@pytest.fixture
+def ledger(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", database_url)
+    migrate.upgrade(database_url)
+    return Ledger(database_url)
+
+
+def test_a_registered_model_is_in_the_ledger(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_MODEL__MAX_SEQ_LEN", "100")
+    done = runner.invoke(app, ["models", "register", "fake", "--json"])
+    assert done.exit_code == 0, done.output
+    card = ledger.models()["fake"]
+    assert json.loads(done.output) == card.model_dump(mode="json")
+    assert (card.max_seq_len, card.chat) == (100, True)
+    assert ledger.text_bundle("fake")
+    listed = json.loads(runner.invoke(app, ["models", "list", "--json"]).output)
+    assert [item["id"] for item in listed["announced"]] == ["fake"]
+    assert listed["catalogue"] == [{"name": NAME, "path": None, "size_bytes": CATALOG[NAME].size_bytes}]
+    ledger.close()
+
+
+def test_listing_needs_no_ledger() -> None:
+    listed = runner.invoke(app, ["models", "list"])
+    assert listed.exit_code == 0, listed.output
+    assert "not fetched, 98 MB" in listed.output
+
+
+def test_an_unknown_model_is_told_without_a_traceback() -> None:
+    for arguments in (["models", "pull", "/nowhere/x.gguf"], ["models", "pull", "nonsense"]):
+        done = runner.invoke(app, arguments)
+        assert done.exit_code == 1
+        assert arguments[2] in done.stderr
+
+
+def check(name: str, cache: Path) -> Level:
+    (finding,) = check_model(Settings(cache=cache, model={"model_path": name}))  # type: ignore[arg-type]
+    return finding.level
+
+
+def test_the_check_of_each_kind_of_name(tmp_path: Path) -> None:
+    assert check("fake:step_s=0.1", tmp_path) is Level.OK
+    assert check(NAME, tmp_path) is Level.WARN
+    assert check(str(tmp_path), tmp_path) is Level.OK
+    assert check("organisation/model", tmp_path) is Level.WARN
+    assert check("/nowhere/x.gguf", tmp_path) is Level.FAIL
+
+
+def test_a_changed_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "models" / NAME / CATALOG[NAME].filename
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(CATALOG[NAME].size_bytes)
+    assert check(NAME, tmp_path) is Level.FAIL

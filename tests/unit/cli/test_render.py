@@ -1,0 +1,86 @@
+"""Jobs as people read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from headrace.contract import Job, JobError, JobResult, JobStatus, Priority, Reason, Timings, Usage
+from rich.console import Console, RenderableType
+
+from cli.render import age, facts, listing, ms, one_line, whole
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def job(**changes: Any) -> Job:
+    return Job(
+        id="01a228d0-6211-7df2-a9ae-98c99bdd329f",
+        model="tiny",
+        status=JobStatus.SUCCEEDED,
+        priority=Priority.NORMAL,
+        tenant="default",
+        created_at=NOW - timedelta(minutes=5),
+        attempt=1,
+    ).model_copy(update=changes)
+
+
+def text(renderable: RenderableType, width: int = 100) -> str:
+    console = Console(width=width, file=StringIO())
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+RESULT = JobResult(
+    text="the [bold] text",
+    finish_reason="length",
+    usage=Usage(prompt_tokens=7, completion_tokens=3, total_tokens=10, cached_tokens=4),
+)
+TIMINGS = Timings(queue_time_ms=3.14159, total_time_ms=12_345.6, tokens_per_second=71.83, mean_batch_size=10.51)
+
+
+def test_a_finished_job_shows_its_text_tokens_and_times() -> None:
+    shown = text(whole(job(result=RESULT, timings=TIMINGS, worker="w@here")))
+    assert "the [bold] text" in shown
+    assert "7 in, 4 of them cached, 3 out (ended by length)" in shown
+    assert "queued 3.1 ms, total 12.3 s" in shown
+    assert "71.8 tokens/s, batch of 10.5" in shown
+    assert "w@here" in shown
+
+
+def test_a_failed_job_shows_why() -> None:
+    error = JobError(code=Reason.DEAD_LETTER, message="its [worker] died")
+    shown = text(facts(job(status=JobStatus.FAILED, attempt=3, error=error)))
+    assert "dead_letter: its [worker] died" in shown
+    assert "failed (attempt 3 of 3)" in shown
+
+
+def test_a_job_that_is_being_stopped_says_so() -> None:
+    assert "running (stopping)" in text(facts(job(status=JobStatus.RUNNING, cancel_requested=True)))
+    assert "stopping" not in text(facts(job(status=JobStatus.CANCELLED, cancel_requested=True)))
+
+
+def test_a_listing_keeps_ids_whole() -> None:
+    shown = text(listing([job(result=RESULT, timings=TIMINGS), job(status=JobStatus.QUEUED)], NOW), width=80)
+    assert shown.count("01a228d0-6211-7df2-a9ae-98c99bdd329f") == 2
+    assert shown.count("5 min") == 2
+    assert "the [bold] t" in shown
+    assert "tiny" not in shown
+    assert "other" in text(listing([job(), job(model="other")], NOW))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "-"), (0.04, "0.0 ms"), (9.96, "10.0 ms"), (10.4, "10 ms"), (9999, "9999 ms"), (10_000, "10.0 s")],
+)
+def test_durations(value: float | None, expected: str) -> None:
+    assert ms(value) == expected
+
+
+def test_short_forms() -> None:
+    assert one_line("a\n  b\tc", 10) == "a b c"
+    assert one_line("abcdefghij", 5) == "abcd…"
+    assert [age(seconds) for seconds in (-1, 59, 61, 7200, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]

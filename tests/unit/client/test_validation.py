@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from headrace.errors import BadRequest
+from headrace.validation import job_request
+
+OK = {"model": "m", "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"prompt": "x"}, "model", "field required"),
+        ({"model": "m"}, None, "exactly one of 'prompt' and 'messages'"),
+        ({**OK, "messages": [{"role": "user", "content": "x"}]}, None, "exactly one of"),
+        ({"model": "m", "prompt": ""}, "prompt", "at least 1 character"),
+        ({"model": "m", "prompt": []}, "prompt", "at least 1 item"),
+        ({"model": "m", "prompt": 1.5}, "prompt", "valid string, or input should be a valid list"),
+        ({"model": "m", "prompt": [1, -1]}, "prompt.1", "greater than or equal to 0"),
+        ({"model": "m", "prompt": [1, True]}, "prompt.1", "valid integer"),
+        ({"model": "m", "messages": []}, "messages", "at least 1 item"),
+        ({"model": "m", "messages": [{"role": "user"}]}, "messages.0.content", "field required"),
+        ({"model": "m", "messages": [{"role": "user", "content": None}]}, "messages.0.content", "valid string"),
+        ({"model": "m", "messages": [{"role": "robot", "content": ""}]}, "messages.0.role", "'user'"),
+        ({**OK, "stop": ["a", ""]}, "stop.1", "at least 1 character"),
+        ({**OK, "stop": 7}, "stop", "valid string, or input should be a valid list"),
+        ({**OK, "metadata": {"a": 1}}, "metadata.a", "valid string"),
+        ({**OK, "metadata": {"k" * 65: "v"}}, "metadata." + "k" * 65, "at most 64"),
+        ({**OK, "n": 2}, "n", "unknown field"),
+        ({**OK, "foo.bar": 2}, "foo.bar", "unknown field"),
+        ({**OK, "max_tokens": True}, "max_tokens", "valid integer"),
+        ({**OK, "max_tokens": 1, "min_tokens": 2}, None, "min_tokens (2) is greater than max_tokens (1)"),
+        ({**OK, "deadline": "2031-01-01T00:00:00"}, "deadline", "timezone"),
+        ({**OK, "deadline": "2031-01-01T00:00:00Z", "ttl_s": 1}, None, "at most one of"),
+        ({**OK, "temperature": float("inf")}, "temperature", "finite"),
+        ({**OK, "prompt": "\ud800"}, "prompt", "unicode"),
+        ({**OK, "metadata": {"\ud800": "x"}}, "metadata", "unicode"),
+        ({**OK, 1: 2}, None, "string"),
+        ([OK], None, "must be a JSON object"),
+        ("x", None, "must be a JSON object"),
+    ],
+)
+def test_the_field_is_named_as_it_was_written(fields: Any, param: str | None, says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        job_request(fields)
+    assert caught.value.param == param
+    assert says in caught.value.message
+    assert "constrained" not in caught.value.message
+    caught.value.message.encode()
+
+
+def test_several_faults_are_all_told_and_the_first_is_named() -> None:
+    with pytest.raises(BadRequest) as caught:
+        job_request({**OK, "temperature": -1, "top_p": 2, "colour": "red"})
+    assert caught.value.param == "temperature"
+    for field in ("temperature: ", "top_p: ", "colour: "):
+        assert field in caught.value.message
+
+
+def test_a_thousand_faults_make_a_short_message() -> None:
+    with pytest.raises(BadRequest) as caught:
+        job_request({"model": "m", "prompt": [-1] * 1000})
+    assert len(caught.value.message) < 1000
+    assert "and 992 more" in caught.value.message

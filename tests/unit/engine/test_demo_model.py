@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, RequestOutput, SamplingParams
+
+pytestmark = [pytest.mark.slow, pytest.mark.model]
+
+PROMPTS = ["The capital of France is", "Once upon a time", "Hello, my"]
+KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
+"""Of the demo model in float32: layers, keys and values, heads, their size, bytes."""
+GREEDY = SamplingParams(max_tokens=8, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def llm(demo_model: Path) -> Iterator[LLM]:
+    with LLM(str(demo_model), dtype="float32", max_seq_len=256, kv_cache_bytes=2**26) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[RequestOutput]:
+    """What each prompt gives with the engine for itself."""
+    return [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+
+
+def test_a_known_continuation(alone: list[RequestOutput]) -> None:
+    assert alone[0].text.startswith(" Paris")
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM, alone: list[RequestOutput]) -> None:
+    """https://github.com/vllm-project/vllm/issues/5952"""
+    assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == [output.token_ids for output in alone]
+
+
+def test_a_stop_string_cuts_what_the_same_request_gives_without(llm: LLM, alone: list[RequestOutput]) -> None:
+    whole = alone[1].text
+    stop = whole[5:9]
+    [cut] = llm.generate(PROMPTS[1], replace(GREEDY, stop=(stop,)))
+    assert (cut.text, cut.stop_reason) == (whole[: whole.index(stop)], stop)
+
+
+def test_preemption_and_chunks_change_no_token(demo_model: Path, alone: list[RequestOutput]) -> None:
+    """https://github.com/vllm-project/vllm/issues/16832"""
+    four_pages = {"page_size": 4, "kv_cache_bytes": 4 * 4 * KV_BYTES_PER_TOKEN}
+    with LLM(str(demo_model), dtype="float32", max_num_batched_tokens=4, **four_pages) as small:
+        found = small.generate(PROMPTS, GREEDY)
+    assert sum(output.metrics.preemptions for output in found) > 0
+    assert [output.token_ids for output in found] == [output.token_ids for output in alone]

@@ -1,0 +1,72 @@
+"""The Celery application: `celery -A worker.app worker`, `inspect`, `flower`.
+
+Importing it reads the settings and loads nothing: the model comes with the pool.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery, Task, concurrency
+from celery.signals import celeryd_init
+from celery.utils.nodenames import gethostname
+from headrace.wire import celery_config, queue_name
+from kombu.entity import Queue
+
+from settings import Settings, get_settings
+
+POOL = "worker.pool:EnginePool"
+
+
+class JobTask(Task):  # type: ignore[misc]  # Celery has no types
+    """Every task's deliveries are handled by `worker.message`."""
+
+    Request = "worker.message:JobMessage"
+
+
+def worker_config(settings: Settings) -> dict[str, Any]:
+    """What a worker needs besides `headrace.wire.celery_config`."""
+    queue = queue_name(settings.model.name)
+    return {
+        "worker_pool": POOL,
+        "worker_consumer": "worker.consumer:JobConsumer",
+        "worker_concurrency": settings.model.max_num_seqs,
+        "worker_prefetch_multiplier": 1,
+        "worker_cancel_long_running_tasks_on_connection_loss": False,
+        "worker_enable_prefetch_count_reduction": False,
+        "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
+        "worker_soft_shutdown_timeout": 0,
+        "worker_eta_task_limit": 4 * settings.model.max_num_seqs,
+        "task_acks_late": True,
+        "task_track_started": False,
+        "task_default_queue": queue,
+        "task_queues": [Queue(queue)],  # type: ignore[no-untyped-call]
+        "task_create_missing_queues": True,
+        "control_queue_expires": 60.0,
+        # Results are written by the telemetry thread, which has patience of its own.
+        "result_backend_transport_options": {"retry_policy": {"max_retries": 0}},
+    }
+
+
+def make_app(settings: Settings) -> Celery:
+    """The application for one model."""
+    os.environ.setdefault("CELERY_CUSTOM_WORKER_POOL", POOL)
+    concurrency.ALIASES["custom"] = os.environ["CELERY_CUSTOM_WORKER_POOL"]
+    made = Celery("headrace", task_cls=JobTask, include=["worker.tasks", "worker.control"])
+    made.conf.update(celery_config(settings.broker_url))
+    made.conf.update(worker_config(settings))
+    made.steps["worker"].add("worker.steps:RelayStep")
+    made.steps["consumer"].add("worker.lease:LeaseStep")
+    return made
+
+
+@celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
+def _name_node(instance: Any, **_: Any) -> None:
+    """A node that wasn't named is called after its model."""
+    if instance.hostname == f"celery@{gethostname()}":
+        instance.hostname = f"{get_settings().model.name}@{gethostname()}"
+
+
+app = make_app(get_settings())

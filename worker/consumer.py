@@ -1,0 +1,104 @@
+"""The consumer, made to survive what it may be sent and to keep its jobs going while the broker is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import states
+from celery.utils.log import get_logger
+from celery.worker import loops
+from celery.worker.consumer import Consumer
+from celery.worker.state import maybe_shutdown
+from headrace.contract import JobStatus, Reason
+
+from worker.failures import JobFailed
+from worker.intake import RAW_LIMIT_CHARS, rejected_id
+from worker.orders import Rejection
+
+log = get_logger(__name__)
+
+RECONNECT_MAX_S = 3.0
+
+
+class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
+    """Bad messages become failed jobs with a reason. Their bodies are kept in the ledger and out of the log."""
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def on_task_received(message: Any) -> None:
+            try:
+                handle(message)
+            except Exception as exc:
+                # kombu counts KeyError among the errors of a Redis connection; here it is one of the message.
+                if isinstance(exc, self.connection_errors) and not isinstance(exc, KeyError):
+                    raise
+                self.refuse(message, f"the message can't be read: {type(exc).__name__}")
+
+        return on_task_received
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        self.refuse(message, f"the body can't be decoded as {message.content_type}: {type(exc).__name__}")
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        self.refuse(message, f"the message is no task: {str(exc)[:200]}")
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        self.refuse(message, "the message names no task")
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        self.refuse(message, f"no task is called {exc.args[0]!r}")
+
+    def refuse(self, message: Any, why: str) -> None:
+        """Record the message as a failed job, fail its task, and only then acknowledge it."""
+        services = self.pool.services
+        headers = message.headers if isinstance(message.headers, dict) else {}
+        task_id = headers.get("id") or message.properties.get("correlation_id")
+        log.error("refused a message (task id %r): %s", task_id, why)
+        rejection = Rejection(
+            rejected_id(task_id), services.model, Reason.INVALID_REQUEST, why, repr(message.body)[:RAW_LIMIT_CHARS]
+        )
+        failure = JobFailed.because(Reason.INVALID_REQUEST, why)
+        services.metrics.count(JobStatus.FAILED, Reason.INVALID_REQUEST.value)
+
+        def recorded(_: object) -> None:
+            self.pool.post(message.ack_log_error, log, self.connection_errors)
+
+        services.writer.reject(rejection, recorded)
+        if isinstance(task_id, str) and task_id:
+            backend = self.app.backend
+            services.telemetry.result(lambda: backend.store_result(task_id, failure, states.FAILURE), _nobody)
+            if self.event_dispatcher:
+                self.event_dispatcher.send("task-failed", uuid=task_id, exception=repr(failure))
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Connect, and until it succeeds let the pool's jobs come to their ends."""
+
+        def on_error(exc: Exception, interval_s: float) -> None:
+            log.error("the broker can't be reached: %s; trying again in %g s", exc, interval_s)
+
+        conn.ensure_connection(
+            on_error,
+            None,
+            interval_start=0.5,
+            interval_step=0.5,
+            interval_max=RECONNECT_MAX_S,
+            callback=self._meanwhile,
+        )
+        self.first_connection_attempt = False
+        return conn
+
+    def _meanwhile(self) -> None:
+        maybe_shutdown()
+        if self.hub is None or self.pool is None:
+            return
+        before = loops._timer_entries(self.hub.timer)
+        self.pool.pump()
+        if self.timer_entries_before_start is not None:
+            # These are time limits and deadlines of jobs; Celery would cancel them with the connection's own.
+            self.timer_entries_before_start |= loops._timer_entries(self.hub.timer) - before
+
+
+def _nobody(_: object) -> None:
+    """Nobody waits for this."""

@@ -1,0 +1,168 @@
+"""From what the engine hands over to what the ledger records: status, result and timings of one job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings, Usage
+
+from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
+from ledger.contract import ClaimResult, Lease, Outcome
+from worker.slot import Cause, Stop
+
+_PRIORITY = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+_STOPPED = {
+    Cause.CANCELLED: (JobStatus.CANCELLED, Reason.CANCELLED),
+    Cause.EXPIRED: (JobStatus.EXPIRED, Reason.DEADLINE_EXCEEDED),
+    Cause.TIME_LIMIT: (JobStatus.FAILED, Reason.TIME_LIMIT),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who ran a job, as its timings tell."""
+
+    worker: str
+    device: str
+    dtype: str
+    model_revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job that this worker has the lease of."""
+
+    lease: Lease
+    request: JobRequest
+    accepted_s: float
+    """When the job was accepted, on this process's monotonic clock."""
+    remaining_s: float | None
+
+    @classmethod
+    def from_claim(cls, claim: ClaimResult) -> ClaimedJob:
+        if claim.lease is None or claim.request is None:
+            raise ValueError(f"job {claim.job_id}: a granted claim carries a lease and a request")
+        return cls(claim.lease, claim.request, time.monotonic() - claim.queued_s, claim.remaining_s)
+
+    def engine_request(self) -> EngineRequest:
+        asked = self.request
+        prompt = asked.prompt if asked.prompt is None or isinstance(asked.prompt, str) else tuple(asked.prompt)
+        messages = asked.messages and tuple({"role": m.role, "content": m.content} for m in asked.messages)
+        params = SamplingParams(
+            max_tokens=asked.max_tokens,
+            min_tokens=asked.min_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+            seed=asked.seed,
+            stop=asked.stop_strings,
+            stop_token_ids=tuple(asked.stop_token_ids),
+            include_stop_str_in_output=asked.include_stop_str_in_output,
+            ignore_eos=asked.ignore_eos,
+        )
+        return EngineRequest(self.lease.job_id, params, prompt, messages or None, _PRIORITY[asked.priority])
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An outcome that lacks only the moment of its commit."""
+
+    job: ClaimedJob
+    status: JobStatus
+    timings: Timings
+    last_s: float
+    """Monotonic moment of the last token, or of the end of a job that had none."""
+    result: JobResult | None = None
+    reason: Reason | None = None
+    message: str | None = None
+
+    @property
+    def lease(self) -> Lease:
+        return self.job.lease
+
+    def outcome(self, commit_s: float) -> Outcome:
+        """The outcome as it is committed at `commit_s` on the monotonic clock: the timings add up to it."""
+        timings = self.timings.model_copy(
+            update={
+                "commit_time_ms": _ms(commit_s - self.last_s),
+                "total_time_ms": _ms(commit_s - self.job.accepted_s),
+            }
+        )
+        return Outcome(self.lease, self.status, self.result, self.reason, self.message, timings)
+
+
+def refused(job: ClaimedJob, who: Identity, reason: Reason, message: str) -> Draft:
+    """The job never reached the engine."""
+    return Draft(job, JobStatus.FAILED, _timings(job, who), time.monotonic(), None, reason, message)
+
+
+def stopped(job: ClaimedJob, who: Identity, stop: Stop, output: RequestOutput | None) -> Draft:
+    """The job was stopped; what it had produced by then is kept."""
+    status, reason = _STOPPED[stop.cause]
+    if output is None:
+        return Draft(job, status, _timings(job, who), time.monotonic(), None, reason, stop.message)
+    return replace(_ended(job, who, output, status), reason=reason, message=stop.message)
+
+
+def ended(job: ClaimedJob, who: Identity, output: RequestOutput) -> Draft:
+    """The job came to its own end in the engine: its text is complete, or the engine says what went wrong."""
+    if output.finish_reason is not FinishReason.ERROR:
+        return _ended(job, who, output, JobStatus.SUCCEEDED)
+    reason = Reason(output.error_code) if output.error_code in list(Reason) else Reason.ENGINE_ERROR
+    draft = _ended(job, who, output, JobStatus.FAILED)
+    return replace(draft, result=draft.result if output.text else None, reason=reason, message=output.error or "failed")
+
+
+def _ended(job: ClaimedJob, who: Identity, output: RequestOutput, status: JobStatus) -> Draft:
+    known = output.metrics
+    prompt, produced = len(output.prompt_token_ids), len(output.token_ids)
+    failed = output.finish_reason is FinishReason.ERROR
+    result = JobResult(
+        text=output.text,
+        token_ids=list(output.token_ids),
+        finish_reason=None if failed else output.finish_reason.value,
+        stop_reason=output.stop_reason,
+        usage=Usage(
+            prompt_tokens=prompt,
+            completion_tokens=produced,
+            total_tokens=prompt + produced,
+            cached_tokens=known.cached_tokens,
+        ),
+    )
+    last_s = known.last_token_s or known.finished_s or time.monotonic()
+    return Draft(job, status, _timings(job, who, output), last_s, result)
+
+
+def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None) -> Timings:
+    timings = Timings(
+        attempts=job.lease.attempt,
+        worker=who.worker,
+        device=who.device,
+        dtype=who.dtype,
+        model_revision=who.model_revision,
+    )
+    if output is None:
+        return timings
+    known, produced = output.metrics, len(output.token_ids)
+    first_s, last_s, admitted_s = known.first_token_s, known.last_token_s, known.admitted_s
+    measured: dict[str, float | int | None] = {
+        "cached_tokens": known.cached_tokens,
+        "preemptions": known.preemptions,
+        "mean_batch_size": known.mean_batch_size,
+        "max_batch_size": known.max_batch_size,
+    }
+    if admitted_s is not None:
+        measured["queue_time_ms"] = _ms(admitted_s - job.accepted_s)
+    if admitted_s is not None and first_s is not None and last_s is not None:
+        measured["time_to_first_token_ms"] = _ms(first_s - known.arrived_s)
+        measured["prefill_time_ms"] = _ms(first_s - admitted_s)
+        measured["generation_time_ms"] = _ms(last_s - admitted_s)
+        measured["mean_itl_ms"] = _ms((last_s - first_s) / (produced - 1)) if produced > 1 else None
+        measured["tokens_per_second"] = produced / (last_s - admitted_s) if last_s > admitted_s else None
+    return timings.model_copy(update=measured)
+
+
+def _ms(seconds: float) -> float:
+    return round(max(0.0, seconds) * 1000, 3)

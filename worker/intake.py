@@ -1,0 +1,64 @@
+"""From a message's arguments to a claim, or to the reason why it is no job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.contract import JobId, JobRequest, Reason, new_job_id
+from pydantic import TypeAdapter, ValidationError
+
+from ledger.contract import Claim
+from worker.failures import Malformed
+
+RAW_LIMIT_CHARS = 100_000
+"""How much of a malformed message is kept."""
+
+_job_id: TypeAdapter[str] = TypeAdapter(JobId)
+
+
+def read_claim(task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], model: str) -> Claim:
+    """`{"job_id": id}` names a job of the ledger; anything else is a whole request, and the task's id is the job's."""
+    if args:
+        raise Malformed(Reason.INVALID_REQUEST, f"the task takes keyword arguments only, got {len(args)} positional")
+    if set(kwargs) == {"job_id"}:
+        if not is_job_id(kwargs["job_id"]):
+            raise Malformed(Reason.INVALID_REQUEST, "job_id: not a valid job id")
+        return Claim(kwargs["job_id"])
+    try:
+        request = JobRequest.model_validate(dict(kwargs))
+    except ValidationError as exc:
+        asked = kwargs.get("model")
+        raise Malformed(Reason.INVALID_REQUEST, describe(exc), asked if isinstance(asked, str) else "") from None
+    if request.model != model:
+        raise Malformed(Reason.MODEL_NOT_FOUND, f"model {request.model!r} is not on this queue", request.model)
+    if not is_job_id(task_id):
+        raise Malformed(Reason.INVALID_REQUEST, "the task's id is not a valid job id", request.model)
+    return Claim(task_id, request)
+
+
+def is_job_id(value: object) -> bool:
+    try:
+        _job_id.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+def rejected_id(task_id: object) -> str:
+    """The id under which a malformed message is recorded: its own if that can be one."""
+    return str(task_id) if is_job_id(task_id) else new_job_id()
+
+
+def describe(exc: ValidationError) -> str:
+    """What is wrong with a request, without any of what was in it."""
+    return "; ".join(
+        f"{'.'.join(str(part) for part in error['loc']) or 'request'}: {error['msg']}"
+        for error in exc.errors(include_url=False, include_context=False, include_input=False)[:5]
+    )
+
+
+def raw_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The message as it is kept beside its rejection."""
+    return json.dumps({"args": list(args), "kwargs": dict(kwargs)}, default=repr)[:RAW_LIMIT_CHARS]

@@ -1,0 +1,135 @@
+"""Leases on the broker's messages, for a transport that has only a visibility timeout.
+
+Kombu stamps a message when it is received and never again, so a job that runs longer than the timeout
+is handed out twice. It hands back every message when a connection breaks, also those whose jobs run on
+here. And an acknowledgement through a dead connection is lost, or ends the worker. So:
+
+- every message that this worker holds is stamped again, well before anybody takes it for lost;
+- a broken connection hands back only messages whose jobs are not here, and the next one adopts the others;
+- the messages of finished jobs are removed once more on the connection that is alive.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery import bootsteps
+from celery.utils.log import get_logger
+from headrace.contract import utc_now
+from headrace.wire import VISIBILITY_TIMEOUT_S, WORKER_KEY_TTL_S, worker_key
+from kombu.transport import redis as transport
+
+if TYPE_CHECKING:
+    from worker.pool import EnginePool
+
+log = get_logger(__name__)
+
+
+class LeasedQoS(transport.QoS):
+    """The transport's list of unacknowledged messages, which keeps those of running jobs."""
+
+    pool: ClassVar[EnginePool | None] = None
+
+    @classmethod
+    def held(cls) -> set[str]:
+        """Delivery tags of the jobs that are in the pool."""
+        return {slot.message.delivery_tag for slot in cls.pool.slots.values()} if cls.pool is not None else set()
+
+    def adopt(self, pool: EnginePool) -> None:
+        """Take over the messages of running jobs from the channel that broke: they are acknowledged here now."""
+        for slot in pool.slots.values():
+            message = slot.message.message
+            message.channel = self.channel
+            self._delivered[message.delivery_tag] = message
+
+    def ack(self, delivery_tag: str) -> None:
+        if not self.channel.closed:
+            super().ack(delivery_tag)  # type: ignore[no-untyped-call]
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        if not self.channel.closed:
+            super().reject(delivery_tag, requeue)  # type: ignore[no-untyped-call]
+
+    def restore_unacked(self, client: Any = None) -> None:
+        for tag in self.held() & set(self._delivered):
+            self._delivered.pop(tag)
+        try:
+            super().restore_unacked(client)  # type: ignore[no-untyped-call]
+        except (AttributeError, *self.channel.connection_errors) as exc:
+            # A channel that has lost its connection has no client: kombu's error for it is an AttributeError.
+            log.warning("%d messages wait for their visibility timeout: %r", len(self._delivered), exc)
+        finally:
+            self._delivered.clear()
+
+
+class JobChannel(transport.Channel):
+    """A channel whose reader outlives what isn't even a message."""
+
+    QoS = LeasedQoS
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            log.error("something on the queue was no message and is gone: %s", type(exc).__name__)
+            return True
+
+
+class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Stamps the messages that are held, and shows that this worker consumes."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, c: Any, **options: Any) -> None:
+        super().__init__(c, **options)
+        LeasedQoS.pool = c.pool
+        transport.Transport.Channel = JobChannel
+        self._timer: Any = None
+
+    def start(self, c: Any) -> None:
+        c.task_consumer.channel.qos.adopt(c.pool)
+
+    def register_with_event_loop(self, c: Any, hub: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        period_s = min(c.pool.services.lease_s / 3, VISIBILITY_TIMEOUT_S / 4, WORKER_KEY_TTL_S / 5)
+        self._timer = hub.call_repeatedly(period_s, self.stamp, c)
+        self.stamp(c)
+
+    def stamp(self, c: Any) -> None:
+        """Renew the stamps of all held messages, and repeat what was acknowledged since the last time."""
+        channel = c.task_consumer and c.task_consumer.channel
+        if not channel or channel.closed:
+            return
+        pool: EnginePool = c.pool
+        settled = list(pool.settled)
+        tags = (set(channel.qos._delivered) | LeasedQoS.held()) - set(settled)
+        try:
+            with channel.conn_or_acquire() as client, client.pipeline(transaction=True) as pipe:
+                if tags:
+                    now = time.time()
+                    # XX: a message that somebody has acknowledged must not come back.
+                    pipe.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
+                if settled:
+                    pipe.zrem(channel.unacked_index_key, *settled)
+                    pipe.hdel(channel.unacked_key, *settled)
+                if not pool.leaving:
+                    seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat()})
+                    pipe.set(worker_key(c.hostname), seen, ex=WORKER_KEY_TTL_S)
+                pipe.execute()
+        except channel.connection_errors as exc:
+            log.warning("messages could not be stamped: %r", exc)
+            return
+        del pool.settled[: len(settled)]
+
+    def stop(self, c: Any) -> None:
+        """Leaving, or the connection broke: nobody is to think that this worker consumes."""
+        channel = c.task_consumer and c.task_consumer.channel
+        if channel and not channel.closed:
+            try:
+                with channel.conn_or_acquire() as client:
+                    client.delete(worker_key(c.hostname))
+            except channel.connection_errors as exc:
+                log.debug("the worker's key will expire by itself: %r", exc)

@@ -1,0 +1,181 @@
+"""A job's way through the worker: claim, generate, commit, tell. Runs in the job's greenlet and parks between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from celery import states
+from celery.utils.log import get_logger
+from headrace.contract import JobStatus, Reason
+from headrace.outcome import celery_outcome
+
+from engine.request import FinishReason, RequestOutput
+from ledger.contract import ClaimResult, Verdict
+from worker.draft import ClaimedJob, Draft, ended, refused, stopped
+from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
+from worker.generation import Generation
+from worker.intake import raw_text, read_claim, rejected_id
+from worker.orders import Rejection
+from worker.slot import Cause, Slot, Stop
+
+log = get_logger(__name__)
+
+
+def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generation:
+    """Take one delivery to its end: a result, or one of `worker.failures`."""
+    services = slot.services
+    try:
+        claim = read_claim(slot.task_id, args, kwargs, services.model)
+    except Malformed as exc:
+        reject(slot, exc, raw_text(args, kwargs))
+    if claim.request is None:
+        slot.message.forget_hearsay()
+    result = slot.park(services.writer.claim, claim)
+    if result.verdict is not Verdict.RUN:
+        turned_away(slot, result)
+    job = ClaimedJob.from_claim(result)
+    slot.job_id = job.lease.job_id
+    try:
+        return finish(slot, work(slot, job))
+    except Dropped:
+        services.telemetry.drop(slot.job_id)
+        raise
+    except (JobFailed, Revoked, HandedBack):
+        raise
+    except Exception:
+        # Whatever it was, the job ends here and says so: it is not left to run out of leases.
+        log.exception("job %s: the worker failed", slot.job_id)
+        return finish(slot, refused(job, services.identity, Reason.ENGINE_ERROR, "the worker failed; see its log"))
+
+
+def reject(slot: Slot, exc: Malformed, raw: str) -> NoReturn:
+    """Record a message that is no job as a failed one, and fail."""
+    services = slot.services
+    job_id = rejected_id(slot.task_id)
+    rejection = Rejection(job_id, exc.model or services.model, exc.reason, str(exc), raw)
+    slot.park(services.writer.reject, rejection)
+    services.metrics.count(JobStatus.FAILED, exc.reason.value)
+    fail(slot, job_id, exc.reason, str(exc))
+
+
+def turned_away(slot: Slot, result: ClaimResult) -> NoReturn:
+    """The claim was not granted: the ledger has ended the job already, or somebody else has it."""
+    match result.verdict:
+        case Verdict.CANCELLED:
+            slot.services.telemetry.end(result.job_id, 0, JobStatus.CANCELLED)
+            revoke(slot, result.job_id, "revoked")
+        case Verdict.EXPIRED:
+            slot.services.telemetry.end(result.job_id, 0, JobStatus.EXPIRED)
+            fail(slot, result.job_id, Reason.DEADLINE_EXCEEDED, "the deadline passed before the job could run")
+        case Verdict.DEAD:
+            slot.services.telemetry.end(result.job_id, 0, JobStatus.FAILED)
+            fail(slot, result.job_id, Reason.DEAD_LETTER, "the job's attempts are used up")
+        case Verdict.UNKNOWN:
+            fail(slot, result.job_id, Reason.INVALID_REQUEST, f"no job has the id {result.job_id!r}")
+        case Verdict.TERMINAL:
+            # Perhaps its worker died between the commit and the result.
+            store_outcome(slot, result.job_id)
+            raise Dropped(f"job {result.job_id} has ended")
+        case _:
+            raise Dropped(f"job {result.job_id}: {result.verdict.value}")
+
+
+def work(slot: Slot, job: ClaimedJob) -> Draft:
+    """Generate, unless the job is to be stopped or refused before it begins."""
+    services = slot.services
+    if job.request.model != services.model:
+        return refused(job, services.identity, Reason.MODEL_NOT_FOUND, "the job's model is not on this queue")
+    said = slot.message.revocation
+    if said is not None and slot.stop is None:
+        cause = Cause.EXPIRED if said.expired else Cause.CANCELLED
+        slot.stop = Stop(cause, "the message had expired" if said.expired else "revoked", time.monotonic())
+    if slot.stop is not None:
+        return halted(slot, job, slot.stop, None)
+    if job.remaining_s is not None:
+        slot.pool.stop_after(slot, job.remaining_s, Cause.EXPIRED, "the deadline passed while the job ran")
+    services.telemetry.begin(job.lease.job_id, job.lease.attempt, job.request.stream)
+    return judge(slot, job, slot.generate(job.engine_request()))
+
+
+def judge(slot: Slot, job: ClaimedJob, output: RequestOutput) -> Draft:
+    """What became of a job that the engine has let go of."""
+    services = slot.services
+    if slot.stop is not None and slot.stop.cause is Cause.LOST:
+        return halted(slot, job, slot.stop, output)
+    if output.finish_reason is FinishReason.ABORT:
+        # Without a stop of ours the engine itself gave up: another worker may do better.
+        stop = slot.stop or Stop(Cause.HAND_BACK, "the engine stopped", time.monotonic())
+        return halted(slot, job, stop, output)
+    if output.finish_reason is FinishReason.ERROR and not services.engine.healthy:
+        # Perhaps this very job broke the engine. Its attempt stays counted: the lease runs out, and the ledger decides.
+        services.writer.forget(job.lease.job_id)
+        raise Dropped(f"job {job.lease.job_id}: the engine failed, its lease will run out")
+    return ended(job, services.identity, output)
+
+
+def halted(slot: Slot, job: ClaimedJob, stop: Stop, output: RequestOutput | None) -> Draft:
+    """The engine has let go of a job that was stopped: its pages are free."""
+    services = slot.services
+    if output is not None and output.metrics.finished_s is not None:
+        services.metrics.stopped(max(0.0, output.metrics.finished_s - stop.asked_s))
+    if stop.cause is Cause.LOST:
+        raise Dropped(f"job {job.lease.job_id}: {stop.message}")
+    if stop.cause is Cause.HAND_BACK:
+        slot.stop = stop
+        if not slot.park(services.writer.release, job.lease):
+            raise Dropped(f"job {job.lease.job_id}: its lease was lost before it was handed back")
+        services.telemetry.end(job.lease.job_id, job.lease.attempt, JobStatus.QUEUED)
+        raise HandedBack(stop.message)
+    return stopped(job, services.identity, stop, output)
+
+
+def finish(slot: Slot, draft: Draft) -> Generation:
+    """Commit; then tell the stream, the waiters and Celery."""
+    services = slot.services
+    outcome = slot.park(services.writer.commit, draft)
+    job_id = draft.lease.job_id
+    if outcome is None:
+        raise Dropped(f"job {job_id}: its lease was lost, its outcome is another's")
+    services.metrics.ended(outcome)
+    services.telemetry.end(job_id, outcome.lease.attempt, outcome.status)
+    if outcome.status is JobStatus.CANCELLED:
+        revoke(slot, job_id, "terminated")
+    if outcome.status is not JobStatus.SUCCEEDED or outcome.result is None or outcome.timings is None:
+        fail(slot, job_id, outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
+    store_outcome(slot, job_id)
+    return Generation(job_id, outcome.result, outcome.timings)
+
+
+def fail(slot: Slot, job_id: str, reason: Reason, message: str) -> NoReturn:
+    """FAILURE in Celery, with the reason."""
+    failure = JobFailed.because(reason, message)
+    store_outcome(slot, job_id, failure)
+    raise failure
+
+
+def revoke(slot: Slot, job_id: str, why: str) -> NoReturn:
+    """REVOKED in Celery."""
+    store_outcome(slot, job_id)
+    raise Revoked(why)
+
+
+def store_outcome(slot: Slot, job_id: str, failure: JobFailed | None = None) -> None:
+    """Put the job's end where `AsyncResult` looks for it, off the hub thread, before the acknowledgement.
+
+    It is read from the ledger, so that Celery never says anything else. `failure` stands for a job that has no row.
+    """
+    if not slot.message.wants_result:
+        return
+    services, task_id = slot.services, slot.task_id
+    job = slot.park(services.writer.look, job_id)
+    state: str
+    value: object
+    if job is not None and job.status.terminal:
+        state, value = celery_outcome(job)
+    elif failure is not None:
+        state, value = states.FAILURE, failure
+    else:
+        return
+    slot.park(services.telemetry.result, lambda: services.app.backend.store_result(task_id, value, state))

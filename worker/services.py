@@ -1,0 +1,181 @@
+"""What a worker is made of besides Celery: engine, ledger, writer, telemetry, metrics; started and stopped in order."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
+
+import redis
+from celery.utils.log import get_logger
+from headrace.contract import ModelCard
+
+from engine.config import EngineConfig
+from ledger.contract import LedgerProtocol, LedgerUnavailable
+from settings import Settings
+from worker.draft import Identity
+from worker.listener import Listener
+from worker.metrics import Metrics, serve_metrics
+from worker.telemetry import Telemetry
+from worker.writer import Writer
+
+if TYPE_CHECKING:
+    from engine.thread import EngineThread
+    from worker.pool import EnginePool
+
+log = get_logger(__name__)
+
+SEND_S = 3.0
+"""How long the last events may take to be sent."""
+WRITE_S = 2.0
+"""How long the last rows may take to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The running parts of one worker."""
+
+    model: str
+    app: Any
+    engine: EngineThread
+    ledger: LedgerProtocol
+    writer: Writer
+    telemetry: Telemetry
+    metrics: Metrics
+    metrics_server: WSGIServer
+    owner: str
+    identity: Identity
+    lease_s: float
+    drain_s: float
+    max_num_seqs: int
+
+    def info(self) -> dict[str, Any]:
+        """What `inspect stats` and Flower show of the worker."""
+        now = self.engine.stats()
+        return {
+            "model": self.model,
+            "device": self.identity.device,
+            "dtype": self.identity.dtype,
+            "model_revision": self.identity.model_revision,
+            "ledger": "available" if self.writer.available() else "unavailable",
+            "metrics_port": self.metrics_server.server_port,
+            "engine": {
+                "running": now.running,
+                "waiting": now.waiting,
+                "max_num_seqs": now.max_num_seqs,
+                "pages_total": now.pages_total,
+                "pages_free": now.pages_free,
+                "max_batch_size": now.max_batch_size,
+                "steps": now.steps,
+                "generation_tokens": now.generation_tokens,
+                "preemptions": now.preemptions,
+            },
+        }
+
+    def stop(self) -> None:
+        """Write and send what is left, stop the engine, and check that its memory is whole."""
+        self.writer.stop(WRITE_S)
+        self.telemetry.stop(SEND_S)
+        try:
+            self.engine.check()
+        except AssertionError:
+            log.critical("the engine's memory is not whole", exc_info=True)
+        self.engine.stop()
+        self.metrics_server.shutdown()
+        self.metrics_server.server_close()
+        self.ledger.close()
+        log.info("worker stopped: everything that ended here is recorded")
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """The engine's part of the settings."""
+    asked = settings.model
+    return EngineConfig(
+        model=asked.model_path,
+        cache=settings.cache,
+        dtype=asked.dtype,
+        device=asked.device,
+        max_num_seqs=asked.max_num_seqs,
+        max_seq_len=asked.max_seq_len,
+        max_num_batched_tokens=asked.max_num_batched_tokens,
+        page_size=asked.page_size,
+        kv_cache_bytes=asked.kv_cache_bytes,
+        gpu_memory_utilization=asked.gpu_memory_utilization,
+        threads=asked.threads,
+    )
+
+
+def open_ledger(url: str) -> LedgerProtocol:
+    """The ledger, with its tables made in a database that is new. One that is away is no reason not to start."""
+    from ledger import Ledger
+    from ledger.migrate import upgrade
+
+    ledger = Ledger(url)
+    try:
+        has, needs = ledger.revision()
+        if has is None:
+            upgrade(url)
+        elif has != needs:
+            raise RuntimeError(f"the database is at revision {has}, this worker needs {needs}: `headrace db upgrade`")
+    except LedgerUnavailable as exc:
+        log.error("the ledger is unavailable, no job starts before it is back: %s", exc)
+    return ledger
+
+
+def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool) -> Services:
+    """Load the model and start every part; raises with a plain message if one can't start."""
+    from engine.model import load_model
+    from engine.thread import EngineThread
+
+    config = engine_config(settings)
+    log.info("loading model %s", settings.model.model_path)
+    model = load_model(config)
+    loaded = model.info
+    log.info(
+        "model %s loaded on %s in %s, revision %s", settings.model.name, loaded.device, loaded.dtype, loaded.revision
+    )
+    metrics = Metrics(settings.model.name)
+    client = redis.Redis.from_url(
+        settings.broker_url, socket_timeout=5, socket_connect_timeout=2, socket_keepalive=True
+    )
+    telemetry = Telemetry(client, metrics)
+    engine = EngineThread(model, config, Listener(pool, telemetry))
+    ledger = open_ledger(settings.ledger_url)
+    owner = f"{hostname}/{uuid.uuid4().hex[:8]}"
+    writer = Writer(
+        ledger,
+        owner,
+        settings.worker.lease_s,
+        settings.home / "spool",
+        on_lost=lambda job_id: pool.post(pool.lose, job_id),
+        on_cancelled=lambda job_id: pool.post(pool.cancel, job_id),
+    )
+    metrics.watch(engine.stats)
+    server = serve_metrics(metrics, settings.worker.metrics_host, settings.worker.metrics_port)
+    info = model.info
+    card = ModelCard(
+        id=settings.model.name,
+        revision=info.revision,
+        max_seq_len=engine.max_seq_len,
+        vocab_size=info.vocab_size,
+        chat=info.text.chat_template is not None,
+    )
+    writer.register(card, info.text.to_bytes())
+    for part in (engine, telemetry, writer):
+        part.start()
+    return Services(
+        model=settings.model.name,
+        app=app,
+        engine=engine,
+        ledger=ledger,
+        writer=writer,
+        telemetry=telemetry,
+        metrics=metrics,
+        metrics_server=server,
+        owner=owner,
+        identity=Identity(hostname, info.device, info.dtype, info.revision),
+        lease_s=settings.worker.lease_s,
+        drain_s=settings.worker.drain_s,
+        max_num_seqs=settings.model.max_num_seqs,
+    )

@@ -1,0 +1,35 @@
+"""Boot steps of the worker besides the pool and the consumer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+
+from ledger.relay import Relay
+from ledger.transport import CeleryTransport
+from settings import get_settings
+
+
+class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """Every worker also relays: it sends what the ledger wants sent, and repairs what the broker lost."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, w: Any, **options: Any) -> None:
+        super().__init__(w, **options)
+        self._relay: Relay | None = None
+
+    def start(self, w: Any) -> None:
+        services = w.pool.services
+        settings = get_settings()
+        transport = CeleryTransport(settings.broker_url)
+        self._relay = Relay(services.ledger, transport, services.owner, settings.relay_interval_s, transport)
+        self._relay.start()
+
+    def stop(self, w: Any) -> None:
+        if self._relay is not None:
+            self._relay.stop()
+            self._relay = None
+
+    terminate = stop
