@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from engine.model.openmp import wait_briefly
+
 ROOT = Path(__file__).parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "client")])
 os.environ["PYTHONPATH"] = PYTHONPATH
+wait_briefly()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

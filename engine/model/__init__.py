@@ -10,6 +10,7 @@ from engine.model.catalog import ModelSource, default_cache, resolve
 from engine.model.digest import revision_of
 from engine.model.gguf_file import GGUFFile
 from engine.model.hf_dir import HFDirectory
+from engine.model.openmp import wait_briefly
 from text.bundle import TextBundle
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def load_model(config: EngineConfig) -> Model:
     """Load the model that `config` names, fetching it first if it isn't here."""
     if is_fake(config.model):
         return load_fake(config.model)
+    wait_briefly()
     from engine.runner import TorchModel
 
     return TorchModel.load(config)

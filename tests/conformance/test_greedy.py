@@ -36,12 +36,9 @@ foot of fall, less friction. Überlauf, Wehr, Mühlgraben: every language of the
 
 @pytest.fixture(scope="module")
 def llm(demo_model: Path) -> Iterator[LLM]:
-    """On one thread: two would wait for each other at every operation wherever the machine is shared."""
-    threads = torch.get_num_threads()
     sizes = {"max_seq_len": 1024, "kv_cache_bytes": 2**29, "max_num_batched_tokens": 256}
-    with LLM(str(demo_model), dtype="float32", threads=1, **sizes) as llm:
+    with LLM(str(demo_model), dtype="float32", **sizes) as llm:
         yield llm
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

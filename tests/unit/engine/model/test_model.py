@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +37,32 @@ def test_importing_it_and_reading_a_text_side_needs_no_torch(gguf_path: Path, tm
         "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, "GOMP_SPINCOUNT = '1000'"),
+        ({"GOMP_SPINCOUNT": "77"}, "GOMP_SPINCOUNT = '77'"),
+        ({"OMP_WAIT_POLICY": "passive"}, "GOMP_SPINCOUNT = '0'"),
+    ],
+    ids=["ours", "count", "policy"],
+)
+def test_openmp_threads_spin_briefly_unless_the_user_says_otherwise(
+    gguf_path: Path, tmp_path: Path, own: dict[str, str], expected: str
+) -> None:
+    """OpenMP itself is asked, which reads its environment when torch loads it."""
+    code = (
+        "import pathlib; from engine.config import EngineConfig; from engine.model import load_model\n"
+        f"load_model(EngineConfig({str(gguf_path)!r}, cache=pathlib.Path({str(tmp_path)!r})))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
+    environment |= own | {"OMP_DISPLAY_ENV": "verbose"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, timeout=60, capture_output=True, text=True
+    )
+    assert expected in done.stderr
 
 
 def test_text_and_model_agree(gguf_path: Path, tmp_path: Path) -> None:
