@@ -53,6 +53,8 @@ class Claim:
 
     job_id: str
     request: JobRequest | None = None
+    age_s: float = 0.0
+    """For a raw message: how long ago it was sent, as far as its id tells. The job counts as accepted then."""
 
 
 class Verdict(StrEnum):

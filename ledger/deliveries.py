@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from headrace.contract import JobRequest, Reason
@@ -59,7 +60,7 @@ def claim(
 ) -> list[ClaimResult]:
     """`granted` (job to fence) outlives one try of a batch: a lease whose commit went through unanswered is found."""
     rows = lock_jobs(connection, (delivery.job_id for delivery in claims), *_COLUMNS)
-    absent = {c.job_id: c.request for c in claims if c.request is not None and _new_id(c.job_id, rows)}
+    absent = {c.job_id: c for c in claims if c.request is not None and _new_id(c.job_id, rows)}
     if absent:
         _write_raw(connection, absent)
         rows |= lock_jobs(connection, absent, *_COLUMNS)
@@ -122,14 +123,18 @@ def _repeated(results: Sequence[ClaimResult], job_id: str) -> Verdict:
     return Verdict.DUPLICATE if first.verdict in (Verdict.RUN, Verdict.DUPLICATE) else Verdict.TERMINAL
 
 
-def _write_raw(connection: Connection, requests: Mapping[str, JobRequest]) -> None:
+def _write_raw(connection: Connection, claims: Mapping[str, Claim]) -> None:
     """Write the rows of raw messages under their own ids.
 
     One whose idempotency key names another job becomes a failed job that says so: its producer waits for this id,
     and the work is done once all the same.
     """
     now = connection.execute(select(db_now())).scalar_one()
-    new = {i: new_row(i, asked, with_seed(asked), now) for i, asked in sorted(requests.items())}
+    requests = {i: delivery.request for i, delivery in sorted(claims.items()) if delivery.request is not None}
+    new = {
+        i: new_row(i, asked, with_seed(asked), now - timedelta(seconds=claims[i].age_s))
+        for i, asked in requests.items()
+    }
     written = insert_jobs(connection, list(new.values()))
     for job_id in sorted(new.keys() - written - _existing(connection, new)):
         asked = requests[job_id]

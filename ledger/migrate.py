@@ -20,6 +20,8 @@ from ledger.database import make_engine
 
 _ADVISORY_LOCK = 0x68656164
 _WAIT_S = 60.0
+VERSION_TABLE = "headrace_alembic_version"
+"""A name of our own: the database may be shared with an application that has its own migrations."""
 
 
 def upgrade(url: str, revision: str = "head") -> None:
@@ -43,7 +45,7 @@ def current(url: str) -> str | None:
 
 
 def revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
 @cache

@@ -7,26 +7,16 @@ from typing import Any
 from celery.utils.functional import maybe_list
 from celery.worker import control
 from celery.worker.control import Panel
-from headrace.contract import JobId
-from pydantic import TypeAdapter, ValidationError
+
+from worker.intake import is_job_id
 
 _celery_revoke = control.revoke
-_job_id: TypeAdapter[str] = TypeAdapter(JobId)
-
-
-def _can_be_one(job_id: object) -> bool:
-    """Whether a job can have this id. Anybody on the broker can send anything here."""
-    try:
-        _job_id.validate_python(job_id, strict=True)
-    except ValidationError:
-        return False
-    return True
 
 
 @Panel.register(name="revoke", type="control", variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
     """Revoke task by task id (or list of ids); the ledger remembers it for jobs that are not here."""
-    job_ids = [each for each in maybe_list(task_id) or [] if _can_be_one(each)]
+    job_ids = [each for each in maybe_list(task_id) or [] if is_job_id(each)]
     answer = _celery_revoke(state, job_ids, terminate=terminate, signal=signal, **kwargs)
     pool = state.consumer.pool
     elsewhere = []

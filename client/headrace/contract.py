@@ -90,6 +90,8 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 MOST_FIELDS = 100
+MOST_AGE_S = 30 * 86400.0
+"""An id that is older, or of the future, was not made when its job was sent."""
 MOST_METADATA = 16
 
 
@@ -326,6 +328,18 @@ def new_job_id(now_s: float | None = None) -> str:
     rand = int.from_bytes(os.urandom(10), "big")
     value = (ms & (2**48 - 1)) << 80 | 0x7 << 76 | (rand >> 68) << 64 | 0b10 << 62 | rand & (2**62 - 1)
     return str(uuid.UUID(int=value))
+
+
+def id_age_s(job_id: str, now_s: float | None = None) -> float:
+    """Seconds since the id was made, if it is one of `new_job_id`'s, by this machine's clock; else 0."""
+    try:
+        made = uuid.UUID(job_id)
+    except ValueError:
+        return 0.0
+    if made.version != 7:
+        return 0.0
+    age_s = (time.time() if now_s is None else now_s) - (made.int >> 80) / 1000
+    return age_s if 0.0 <= age_s <= MOST_AGE_S else 0.0
 
 
 def utc_now() -> datetime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
@@ -265,3 +266,18 @@ def eventually_messages(channel: redis.client.PubSub, count: int) -> set[str]:
 
 def read_stream(workplace: Workplace, job_id: str) -> list[StateEvent | TokenEvent]:
     return [job_event.validate_json(fields[b"event"]) for _, fields in workplace.redis.xrange(stream_key(job_id))]
+
+
+def test_a_producers_job_counts_as_accepted_when_it_was_sent(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    sent = workplace.send(max_tokens=3)
+    late = workplace.send(max_tokens=3, ttl_s=0.5)
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() - began > 1.0, 3, "a second passes")
+    start_worker()
+    job = workplace.ended(sent.id)
+    assert job.timings is not None
+    assert (job.timings.queue_time_ms or 0) >= 1000
+    assert (job.timings.total_time_ms or 0) >= 1000
+    assert workplace.ended(late.id).status is JobStatus.EXPIRED

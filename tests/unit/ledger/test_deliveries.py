@@ -207,9 +207,3 @@ def test_an_id_that_cannot_be_a_jobs_does_not_harm_its_batch(ledger: Ledger, des
     results = ledger.claim([Claim(job_id, RAW), Claim(good)], "w", 30)
     assert [r.verdict for r in results] == [Verdict.UNKNOWN, Verdict.RUN]
     assert ledger.get(job_id) is None
-
-
-def test_a_key_with_a_nul_character_is_a_key(ledger: Ledger) -> None:
-    keyed = RAW.model_copy(update={"idempotency_key": "a\0b"})
-    verdicts = [ledger.claim([Claim(i, keyed)], "w", 30)[0].verdict for i in ("raw-1", "raw-2")]
-    assert verdicts == [Verdict.RUN, Verdict.TERMINAL]

@@ -20,7 +20,7 @@ from ledger.models import Base
 
 def tables(url: str) -> set[str]:
     engine = make_engine(url)
-    names = set(sa.inspect(engine).get_table_names()) - {"alembic_version"}
+    names = set(sa.inspect(engine).get_table_names()) - {migrate.VERSION_TABLE}
     engine.dispose()
     return names
 
@@ -54,7 +54,10 @@ def test_the_ledger_knows_its_revision_and_the_one_it_needs(ledger: Ledger) -> N
 def test_models_and_migrations_agree(migrated_url: str) -> None:
     engine = make_engine(migrated_url)
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        context = MigrationContext.configure(
+            connection,
+            opts={"compare_type": True, "compare_server_default": True, "version_table": migrate.VERSION_TABLE},
+        )
         assert compare_metadata(context, Base.metadata) == []
         inspector = sa.inspect(connection)
         for name, table in Base.metadata.tables.items():
