@@ -5,13 +5,15 @@ Importing it reads the settings and loads nothing: the model comes with the pool
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
+import redis
 from celery import Celery, Task, concurrency
 from celery.signals import celeryd_init
 from celery.utils.nodenames import gethostname
-from headrace.wire import celery_config, queue_name
+from headrace.wire import celery_config, queue_name, worker_key
 from kombu.entity import Queue
 
 from settings import Settings, get_settings
@@ -64,9 +66,20 @@ def make_app(settings: Settings) -> Celery:
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
 def _name_node(instance: Any, **_: Any) -> None:
-    """A node that wasn't named is called after its model."""
+    """A node that wasn't named is called after its model; the second one on a host gets a number."""
     if instance.hostname == f"celery@{gethostname()}":
-        instance.hostname = f"{get_settings().model.name}@{gethostname()}"
+        instance.hostname = free_node_name(get_settings())
+
+
+def free_node_name(settings: Settings) -> str:
+    """The first of `model@host`, `model-2@host`, ... that no worker shows on the broker now."""
+    host, model = gethostname(), settings.model.name
+    names = (f"{model}@{host}" if n == 1 else f"{model}-{n}@{host}" for n in itertools.count(1))
+    with redis.Redis.from_url(settings.broker_url, socket_timeout=2, socket_connect_timeout=2) as client:
+        try:
+            return next(name for name in names if not client.exists(worker_key(name)))
+        except redis.RedisError:
+            return f"{model}@{host}"
 
 
 app = make_app(get_settings())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import redis
-from headrace.wire import VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX, celery_config
+from headrace.wire import QUEUE_PREFIX, VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX, celery_config
 
 from cli.checks.finding import Finding, Reporter
 from cli.output import first_line
@@ -48,6 +50,7 @@ def _findings(client: redis.Redis, url: str) -> Iterator[Finding]:
     yield _unrenewed(client)
     yield from _visibility(url)
     yield _workers(client)
+    yield from _unserved(client)
 
 
 def clock(area: Reporter, whose: str, offset_s: float) -> Finding:
@@ -138,3 +141,17 @@ def _workers(client: redis.Redis) -> Finding:
     if names:
         return broker.ok(f"consuming: {', '.join(names)}")
     return broker.warn("no worker consumes", "start one: `headrace worker`")
+
+
+def _unserved(client: redis.Redis) -> Iterator[Finding]:
+    """Messages on queues that nobody reads: a producer's typing error, or a worker that is missing."""
+    values = [client.get(key) for key in client.scan_iter(WORKER_KEY_PREFIX + "*")]
+    served = {json.loads(value).get("model") for value in values if value}
+    waiting: Counter[str] = Counter()
+    for key in client.scan_iter(QUEUE_PREFIX + "*", _type="list"):
+        waiting[key.removeprefix(QUEUE_PREFIX).partition("\x06\x16")[0]] += client.llen(key)
+    for model in sorted(waiting.keys() - served):
+        yield broker.warn(
+            f"{waiting[model]} messages wait for the model {model!r}, and no worker holds it",
+            f"start one: `headrace worker --model {model}`; or correct the producer's model and queue",
+        )

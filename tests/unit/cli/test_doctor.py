@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
-from headrace.wire import VISIBILITY_TIMEOUT_S, worker_key
+from headrace.wire import VISIBILITY_TIMEOUT_S, queue_name, worker_key
 from typer.testing import CliRunner
 
 from cli.checks import machine
@@ -73,6 +73,15 @@ def test_a_nearly_full_broker_is_a_warning(broker_url: str) -> None:
             assert find(check_broker(broker_url), "MiB in use").level is Level.WARN
         finally:
             client.config_set("maxmemory", 0)
+
+
+def test_messages_that_no_worker_reads_are_found(broker_url: str) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        client.set(worker_key("w"), '{"model": "served"}')
+        for key in (queue_name("served"), queue_name("mistyped"), queue_name("mistyped") + "\x06\x163"):
+            client.lpush(key, "{}")
+    assert find(check_broker(broker_url), "2 messages wait for the model 'mistyped'").level is Level.WARN
+    assert not any("'served'" in finding.message for finding in check_broker(broker_url))
 
 
 def test_a_message_that_nobody_renews_is_a_warning(broker_url: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.wire import celery_config
+import redis
+from celery.utils.nodenames import gethostname
+from headrace.wire import celery_config, worker_key
 
 from settings import Settings
-from worker.app import POOL, make_app
+from tests.conftest import free_port
+from worker.app import POOL, free_node_name, make_app
 
 
 def test_an_application_serves_one_model() -> None:
@@ -32,3 +35,17 @@ def test_our_tasks_deliveries_are_handled_by_us() -> None:
 
     assert generate.acks_late
     assert generate.Request == "worker.message:JobMessage"
+
+
+def test_a_second_worker_on_a_host_gets_a_name_of_its_own(broker_url: str) -> None:
+    settings = Settings(redis_url=broker_url, model={"model_path": "fake"})
+    host = gethostname()
+    assert free_node_name(settings) == f"fake@{host}"
+    with redis.Redis.from_url(broker_url) as client:
+        client.set(worker_key(f"fake@{host}"), "{}")
+    assert free_node_name(settings) == f"fake-2@{host}"
+
+
+def test_a_worker_has_a_name_though_the_broker_is_away() -> None:
+    settings = Settings(redis_url=f"redis://127.0.0.1:{free_port()}/0", model={"model_path": "fake"})
+    assert free_node_name(settings) == f"fake@{gethostname()}"
