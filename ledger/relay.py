@@ -24,6 +24,8 @@ TEND_S = 1.0
 """Between two rounds of reaping and reconciling."""
 TERM_S = 5.0
 """A relay that has died is replaced as the elected one after this long."""
+GRACE_S = 5.0
+"""After the database was away, workers have this long to renew leases that ran out meanwhile, before they count."""
 MAX_PAUSE_S = 2.0
 """Longest pause between two attempts at a broker or a database that is away."""
 _BATCH = 500
@@ -90,6 +92,8 @@ class Relay:
         self._reconciler = Reconciler(ledger, broker) if broker is not None else None
         self._sending = Duty("sending", self._send, interval_s)
         self._tending = Duty("reaping and reconciling", self.tend, TEND_S)
+        self._reap_from_s: float | None = 0.0
+        """None while the database is away."""
         self._woken = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
@@ -122,10 +126,18 @@ class Relay:
 
     def tend(self) -> None:
         """If this relay is the elected one: reap, and look for lost messages."""
-        if not self._ledger.elect(ROLE, self._owner, TERM_S):
+        try:
+            elected = self._ledger.elect(ROLE, self._owner, TERM_S)
+        except LedgerUnavailable:
+            self._reap_from_s = None
+            raise
+        if self._reap_from_s is None:
+            self._reap_from_s = time.monotonic() + GRACE_S
+        if not elected:
             return
-        while self._ledger.reap(_BATCH) >= _BATCH:
-            pass
+        if self._reap_from_s <= time.monotonic():
+            while self._ledger.reap(_BATCH) >= _BATCH:
+                pass
         if self._reconciler is not None:
             self._reconciler.round()
 

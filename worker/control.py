@@ -7,17 +7,30 @@ from typing import Any
 from celery.utils.functional import maybe_list
 from celery.worker import control
 from celery.worker.control import Panel
+from headrace.contract import JobId
+from pydantic import TypeAdapter, ValidationError
 
 _celery_revoke = control.revoke
+_job_id: TypeAdapter[str] = TypeAdapter(JobId)
+
+
+def _can_be_one(job_id: object) -> bool:
+    """Whether a job can have this id. Anybody on the broker can send anything here."""
+    try:
+        _job_id.validate_python(job_id, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 @Panel.register(name="revoke", type="control", variadic="task_id", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
 def revoke(state: Any, task_id: Any, terminate: bool = False, signal: Any = None, **kwargs: Any) -> Any:
     """Revoke task by task id (or list of ids); the ledger remembers it for jobs that are not here."""
-    answer = _celery_revoke(state, task_id, terminate=terminate, signal=signal, **kwargs)
+    job_ids = [each for each in maybe_list(task_id) or [] if _can_be_one(each)]
+    answer = _celery_revoke(state, job_ids, terminate=terminate, signal=signal, **kwargs)
     pool = state.consumer.pool
     elsewhere = []
-    for job_id in maybe_list(task_id) or []:
+    for job_id in job_ids:
         slot = pool.find(job_id)
         if slot is None:
             elsewhere.append(job_id)

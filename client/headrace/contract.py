@@ -14,7 +14,17 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StringConstraints,
+    model_validator,
+)
 
 MAX_PROMPT_CHARS = 2_000_000
 """No context of any supported model holds more text than this."""
@@ -79,6 +89,17 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
+MOST_FIELDS = 100
+MOST_METADATA = 16
+
+
+def _few(pairs: Any) -> Any:
+    """Count before looking: a fault for each of a million entries would cost more memory than the entries."""
+    if isinstance(pairs, dict) and len(pairs) > MOST_METADATA:
+        raise ValueError(f"at most {MOST_METADATA} pairs, got {len(pairs)}")
+    return pairs
+
+
 class JobRequest(BaseModel):
     """What to generate, and how the job is to be treated.
 
@@ -91,46 +112,63 @@ class JobRequest(BaseModel):
     model: Name
     prompt: (
         Annotated[str, StringConstraints(min_length=1, max_length=MAX_PROMPT_CHARS)]
-        | Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+        | Annotated[
+            list[Annotated[int, Field(ge=0, strict=True)]],
+            Field(min_length=1, max_length=MAX_PROMPT_CHARS, fail_fast=True),
+        ]
         | None
     ) = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)] | None = None
 
     max_tokens: Annotated[
         int, Field(ge=0, strict=True, description="Most tokens to generate; 0 gives an empty text")
     ] = 256
     min_tokens: Annotated[int, Field(ge=0, strict=True, description="Nothing ends the text before this many")] = 0
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, description="0 is greedy")] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="0 keeps the likeliest token only")] = (
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, strict=True, description="0 is greedy")] = (
         1.0
     )
+    top_p: Annotated[
+        float, Field(ge=0, le=1, allow_inf_nan=False, strict=True, description="0 keeps the likeliest token only")
+    ] = 1.0
     top_k: Annotated[int, Field(ge=-1, strict=True, description="-1 and 0 keep every token")] = 0
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)] = 0.0
     seed: Annotated[
         int | None, Field(ge=0, lt=2**63, strict=True, description="Drawn when the job is accepted, if absent")
     ] = None
     stop: (
         Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-        | Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=1000)]], Field(max_length=16)]
+        | Annotated[
+            list[Annotated[str, StringConstraints(min_length=1, max_length=1000)]], Field(max_length=16, fail_fast=True)
+        ]
         | None
     ) = None
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=64)] = []
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=64, fail_fast=True)] = []
+    include_stop_str_in_output: StrictBool = False
+    ignore_eos: StrictBool = False
 
-    stream: Annotated[bool, Field(description="Publish tokens as they are produced, not only changes of state")] = True
+    stream: Annotated[
+        StrictBool, Field(description="Publish tokens as they are produced, not only changes of state")
+    ] = True
     priority: Priority = Priority.NORMAL
     deadline: Annotated[Moment | None, Field(description="After it the job never starts, and stops if it runs")] = None
     ttl_s: Annotated[
-        float | None, Field(gt=0, le=30 * 86400, allow_inf_nan=False, description="A deadline, from now")
+        float | None, Field(gt=0, le=30 * 86400, allow_inf_nan=False, strict=True, description="A deadline, from now")
     ] = None
     idempotency_key: Annotated[str, StringConstraints(max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")] | None = None
     tenant: Name = "default"
     metadata: Annotated[
         dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
-        Field(max_length=16),
+        BeforeValidator(_few),
+        Field(max_length=MOST_METADATA),
     ] = {}
     max_attempts: Annotated[int, Field(ge=1, le=100, strict=True)] = 3
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and len(fields) > MOST_FIELDS:
+            raise ValueError(f"{len(fields)} fields are far too many")
+        return fields
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

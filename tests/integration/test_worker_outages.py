@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,24 @@ def test_outcomes_are_spooled_while_the_database_is_away(
         assert job.attempt == 1
     eventually(lambda: workplace.unacked() == 0 and spooled_lines(workplace.home) == 0, 5, "all is settled")
     assert "the ledger is back" in worker.log
+    workplace.ledger.check()
+
+
+def test_an_outage_longer_than_the_leases_costs_no_outcome(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    start_worker(step_s=0.02, WORKER__LEASE_S=2)
+    start_worker("w2", step_s=0.02, WORKER__LEASE_S=2)
+    jobs = [workplace.submit(max_tokens=50, max_attempts=1) for _ in range(8)]
+    workplace.running(*(job.id for job in jobs))
+    with outage(workplace.database_url):
+        eventually(lambda: spooled_lines(workplace.home) == 8, 15, "eight outcomes are spooled")
+        began = time.monotonic()
+        eventually(lambda: time.monotonic() - began > 4, 6, "the leases have run out")
+    for job in jobs:
+        ended = workplace.ended(job.id, within_s=15)
+        assert ended.status is JobStatus.SUCCEEDED, ended.error
+        assert ended.attempt == 1
     workplace.ledger.check()
 
 

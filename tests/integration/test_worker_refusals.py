@@ -130,3 +130,13 @@ def test_broken_messages_are_settled_and_the_worker_goes_on(
     assert "secret" not in worker.log
     assert worker.stop() == 0
     workplace.ledger.check()
+
+
+def test_a_revoke_of_what_is_no_id_harms_nobody(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    worker = start_worker()
+    for odd in (123, None, True, 1.5, {"a": 1}, "\ud800", "\0", "x" * 10_000):
+        workplace.app.control.broadcast("revoke", arguments={"task_id": [odd], "terminate": True})
+    assert workplace.send(max_tokens=3).get(timeout=10)["status"] == "succeeded"
+    assert "the writer's turn failed" not in worker.log

@@ -8,7 +8,7 @@ import pytest
 from headrace.contract import JobStatus, Reason
 
 from ledger import Ledger, dispatches
-from ledger.contract import Dispatch, Topic
+from ledger.contract import Dispatch, Outcome, Topic
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_the_reaper_ends_what_must_not_run_again(ledger: Ledger, desk: Any, succ
     }
     assert desk.status(waiting) is JobStatus.EXPIRED
     assert desk.topics(waiting) == []
-    assert ledger.commit([succeed(spent), succeed(unwanted), succeed(late)]) == [False] * 3
+    assert ledger.commit([succeed(spent), succeed(late), Outcome(unwanted, JobStatus.CANCELLED)]) == [False] * 3
 
 
 def test_the_reaper_leaves_a_job_whose_deadline_passes_to_its_live_worker(ledger: Ledger, desk: Any) -> None:

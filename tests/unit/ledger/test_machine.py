@@ -252,7 +252,7 @@ def test_the_ledger_behaves_like_its_model(
 ) -> None:
     monkeypatch.setattr(dispatches, "HOLD_S", 0.0)
     monkeypatch.setattr(dispatches, "backoff_s", lambda attempts: 0.0)
-    examples = 60 if request.config.getoption("--database") == "sqlite" else 12
+    examples = 100 if request.config.getoption("--database") == "sqlite" else 30
     run_state_machine_as_test(
         machine_over(ledger, sql),
         settings=settings(

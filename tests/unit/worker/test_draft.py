@@ -42,6 +42,7 @@ def test_the_timings_are_differences_that_add_up() -> None:
         "max_batch_size": 5,
         "worker": "fake@host",
         "device": "cpu",
+        "dtype": "float32",
         "model_revision": "r1",
     }
 
