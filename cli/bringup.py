@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli import models, services
-from cli.instance import Instance, broker_given
+from cli.instance import Instance, broker_given, ledger_url
 from cli.output import Failure, err
 from cli.ports import choose
 from cli.signals import Interrupt
@@ -85,7 +85,7 @@ class Stack:
         broker_port = choose("the broker", plan.broker_port, screen.report) if embedded else None
         at = services.Addresses(
             broker_url=f"redis://127.0.0.1:{broker_port}/0" if embedded else settings.broker_url,
-            database_url=settings.ledger_url,
+            database_url=ledger_url(settings),
             api_port=choose("the API", settings.api.port, screen.report),
             flower_port=choose("Flower", settings.flower_port, screen.report) if plan.flower else 0,
             metrics_port=choose("the worker's metrics", settings.worker.metrics_port, screen.report),

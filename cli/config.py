@@ -6,9 +6,13 @@ import os
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from cli.output import out, print_json
+
+FALLBACKS = {"redis_url": ("REDIS_URL", "CELERY_BROKER_URL"), "database_url": ("DATABASE_URL",)}
+"""The variables that fill a URL which nothing else gives, in their order."""
 
 
 def show(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
@@ -23,14 +27,12 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON do
     if as_json:
         print_json(values | {"broker_url": _masked(settings.broker_url), "ledger_url": _masked(settings.ledger_url)})
         return
-    table = Table("Variable", "Value", "From", box=None, header_style="bold", pad_edge=False)
+    in_force = {"redis_url": _masked(settings.broker_url), "database_url": _masked(settings.ledger_url)}
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("Variable", "Value", "From"):
+        table.add_column(column, overflow="fold")
     for name, value in flat(values):
-        variable = "HEADRACE_" + name.upper().replace(".", "__")
-        given = variable if variable in os.environ else ""
-        table.add_row(variable, _shown(value), "environment" if given else _source(settings, name))
-    table.add_section()
-    table.add_row("broker in force", _masked(settings.broker_url), "")
-    table.add_row("ledger in force", _masked(settings.ledger_url), "")
+        table.add_row(_variable(name), escape(in_force.get(name) or _shown(value)), _source(settings, name))
     out.print(table)
 
 
@@ -42,7 +44,17 @@ def flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
+def _variable(name: str) -> str:
+    return "HEADRACE_" + name.upper().replace(".", "__")
+
+
 def _source(settings: Any, name: str) -> str:
+    if _variable(name) in os.environ:
+        return "environment"
+    if getattr(settings, name, None) is None:
+        for fallback in FALLBACKS.get(name, ()):
+            if os.environ.get(fallback):
+                return fallback
     for part in name.split("."):
         if part not in settings.model_fields_set:
             return "default"

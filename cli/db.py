@@ -39,10 +39,9 @@ def downgrade(
 @app.command()
 def current(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
     """Print the database's revision and the one that this version needs."""
-    from cli.instance import instance_settings
     from ledger import migrate
 
-    present, needed = migrate.current(instance_settings().ledger_url), migrate.head()
+    present, needed = migrate.current(_url()), migrate.head()
     if as_json:
         print_json({"current": present, "needed": needed, "up_to_date": present == needed})
         return
@@ -50,9 +49,9 @@ def current(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
 
 
 def _url() -> str:
-    from cli.instance import instance_settings
+    from cli.instance import instance_settings, ledger_url
 
-    return instance_settings().ledger_url
+    return ledger_url(instance_settings())
 
 
 def _print_current(url: str) -> None:

@@ -115,7 +115,7 @@ def _follow(api_url: str, ids: list[str], timeout_s: float, interrupted: threadi
 
 
 def _results(jobs: list[Job], prompts: dict[str, str]) -> Table:
-    from cli.render import ms, status_text
+    from cli.render import durations, status_text
 
     table = Table("", "Prompt and text", "Outcome, tokens, timings", show_lines=True)
     table.columns[2].no_wrap = True
@@ -130,12 +130,9 @@ def _results(jobs: list[Job], prompts: dict[str, str]) -> Table:
             usage = job.result.usage
             facts.append(Text(f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out"))
         if job.timings:
-            timings = job.timings
-            facts.append(Text(f"queued {ms(timings.queue_time_ms)}", "dim"))
-            facts.append(Text(f"first token {ms(timings.time_to_first_token_ms)}", "dim"))
-            facts.append(Text(f"total {ms(timings.total_time_ms)}", "dim"))
-            if timings.mean_batch_size:
-                facts.append(Text(f"batch of {timings.mean_batch_size:.1f}", "dim"))
+            facts += [Text(line, "dim") for line in durations(job.timings)]
+            if job.timings.mean_batch_size:
+                facts.append(Text(f"batch of {job.timings.mean_batch_size:.1f}", "dim"))
         table.add_row(str(number), body, Text("\n").join(facts))
     return table
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cli.output import Failure
+from cli.output import Exit, Failure
 
 if TYPE_CHECKING:
     from settings import Settings
@@ -132,6 +132,26 @@ def instance_settings() -> Settings:
         redis_url=None if broker_given(settings) else instance.broker_url,
         database_url=None if database_given(settings) else instance.database_url,
     )
+
+
+def ledger_url(settings: Settings) -> str:
+    """The ledger's URL. Raises Failure if no ledger can be there."""
+    from sqlalchemy.exc import ArgumentError
+
+    from cli.services import masked
+    from ledger.database import ledger_url as parse
+
+    url = settings.ledger_url
+    try:
+        parse(url)
+    except (ArgumentError, ValueError) as error:
+        raise Failure(
+            f"{masked(url)} is no database for the ledger: {error}",
+            "SQLite and PostgreSQL are supported: set HEADRACE_DATABASE_URL (or DATABASE_URL) to sqlite:////PATH or "
+            "postgresql://USER:PASSWORD@HOST/NAME",
+            Exit.USAGE,
+        ) from None
+    return url
 
 
 def broker_given(settings: Settings) -> bool:

@@ -252,4 +252,4 @@ def list_jobs(
 
     from cli.render import listing
 
-    out.print(listing(jobs, utc_now()) if jobs else "no jobs")
+    out.print(listing(jobs, utc_now(), out.width) if jobs else "no jobs", soft_wrap=True)

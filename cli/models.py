@@ -61,11 +61,11 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def register(name: Name = None, as_json: Json = False) -> None:
     """Announce a model in the ledger, so that the API takes jobs for it before its first worker is up."""
-    from cli.instance import instance_settings
+    from cli.instance import instance_settings, ledger_url
 
-    settings = _settings(name)
+    settings, url = _settings(name), ledger_url(instance_settings())
     pull_model(settings)
-    card = register_model(settings, instance_settings().ledger_url)
+    card = register_model(settings, url)
     if as_json:
         print_json(card.model_dump(mode="json"))
     else:
@@ -133,11 +133,13 @@ def register_model(settings: Settings, database_url: str) -> ModelCard:
 
 def _announced(settings: Settings) -> list[ModelCard]:
     """The ledger's models; none if there is no ledger yet."""
+    from cli.instance import ledger_url
     from ledger import Ledger, migrate
 
-    if migrate.current(settings.ledger_url) != migrate.head():
+    url = ledger_url(settings)
+    if migrate.current(url) != migrate.head():
         return []
-    ledger = Ledger(settings.ledger_url)
+    ledger = Ledger(url)
     try:
         return sorted(ledger.models().values(), key=lambda card: card.id)
     finally:

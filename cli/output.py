@@ -71,6 +71,10 @@ def _known(error: Exception) -> Failure | None:
         match f"{kind.__module__}.{kind.__name__}":
             case "pydantic_core._pydantic_core.ValidationError":
                 return _settings_failure(error)
+            case "pydantic_settings.exceptions.SettingsError":
+                return Failure(f"the settings: {first_line(error)}", "nested settings are JSON", Exit.USAGE)
+            case "yaml.error.MarkedYAMLError":
+                return _file_failure(error)
             case "ledger.contract.LedgerUnavailable" | "sqlalchemy.exc.OperationalError":
                 return Failure(
                     f"the database can't be reached: {first_line(error)}",
@@ -87,8 +91,20 @@ def _known(error: Exception) -> Failure | None:
 def _settings_failure(error: Any) -> Failure:
     title = str(error.title)
     lines = [f"{'.'.join(str(part) for part in item['loc']) or title}: {item['msg']}" for item in error.errors()]
-    where = "the settings" if title.endswith("Settings") else title
-    return Failure(f"{where}: " + "; ".join(lines), "`headrace config` lists every setting", Exit.USAGE)
+    if not title.endswith("Settings"):
+        return Failure(f"{title}: " + "; ".join(lines), code=Exit.USAGE)
+    variables = {"HEADRACE_" + "__".join(str(part) for part in item["loc"]).upper() for item in error.errors()}
+    hint = f"it comes from the command line, {' or '.join(sorted(variables))}, or headrace.yaml"
+    return Failure("the settings: " + "; ".join(lines), hint, Exit.USAGE)
+
+
+def _file_failure(error: Any) -> Failure:
+    """A settings file that is no YAML: where, and what is wrong there."""
+    mark = error.problem_mark or error.context_mark
+    where = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "headrace.yaml"
+    return Failure(
+        f"{where}: {error.problem}", "it holds the settings' names in lower case, nested, as YAML", Exit.USAGE
+    )
 
 
 def first_line(error: object) -> str:

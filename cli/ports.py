@@ -6,15 +6,21 @@ import socket
 from collections.abc import Callable
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen there now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+def obstacle(port: int, host: str = "127.0.0.1") -> str | None:
+    """Why a server can't listen there now, in the system's words; None if it can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there on the loopback now."""
+    return obstacle(port) is None
 
 
 def free_port(host: str = "127.0.0.1") -> int:

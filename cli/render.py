@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from headrace.contract import Job
+    from headrace.contract import Job, Timings
 
 STYLES = {
     "queued": "yellow",
@@ -26,12 +26,13 @@ STYLES = {
 TIMINGS = (
     ("queue_time_ms", "queued"),
     ("prefill_time_ms", "prefill"),
-    ("time_to_first_token_ms", "first token"),
-    ("generation_time_ms", "generation"),
-    ("mean_itl_ms", "per token"),
-    ("commit_time_ms", "commit"),
+    ("mean_itl_ms", "between tokens"),
     ("total_time_ms", "total"),
 )
+"""What is shown of a job's timings, with its label; the JSON has them all."""
+GAP = "  "
+TEXT_COLUMNS = 12
+"""The least that a listing shows of a text."""
 
 
 def status_text(job: Job) -> Text:
@@ -45,6 +46,12 @@ def ms(value: float | None) -> str:
     if value < 10:
         return f"{value:.1f} ms"
     return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.1f} s"
+
+
+def durations(timings: Timings) -> list[str]:
+    """Where a job's time went, each part with its label."""
+    values = [(label, getattr(timings, name)) for name, label in TIMINGS]
+    return [f"{label} {ms(value)}" for label, value in values if value is not None]
 
 
 def facts(job: Job) -> RenderableType:
@@ -67,8 +74,7 @@ def facts(job: Job) -> RenderableType:
             "[dim]tokens[/]", f"{usage.prompt_tokens} in{cached}, {usage.completion_tokens} out (ended by {why})"
         )
     if job.timings is not None:
-        shown = [(label, getattr(job.timings, name)) for name, label in TIMINGS]
-        table.add_row("[dim]time[/]", ", ".join(f"{label} {ms(value)}" for label, value in shown if value is not None))
+        table.add_row("[dim]time[/]", ", ".join(durations(job.timings)))
         if job.timings.tokens_per_second is not None:
             batch = f", batch of {job.timings.mean_batch_size:.1f}" if job.timings.mean_batch_size else ""
             table.add_row("[dim]speed[/]", f"{job.timings.tokens_per_second:.1f} tokens/s{batch}")
@@ -88,25 +94,30 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def listing(jobs: Sequence[Job], now: datetime) -> Table:
-    """Jobs, one a line; the model is shown if there are several."""
+def listing(jobs: Sequence[Job], now: datetime, width: int) -> Text:
+    """Jobs, one a line of `width` columns: texts are cut, nothing else is. The model is shown if there are several."""
     models = len({job.model for job in jobs}) > 1
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    widths = {"Job": 36, "Status": 9, **({"Model": 8} if models else {}), "Age": 6, "Total": 7}
-    for name, width in widths.items():
-        table.add_column(name, no_wrap=True, min_width=width)
-    table.add_column("Text", no_wrap=True, overflow="ellipsis")
+    names = ("Job", "Status", *(["Model"] if models else []), "Age", "Total", "Text")
+    rows = [[Text(name, "bold") for name in names]]
     for job in jobs:
-        outcome = one_line(job.result.text, 80) if job.result else job.error.code.value if job.error else ""
-        table.add_row(
-            job.id,
-            status_text(job),
-            *([escape(job.model)] if models else []),
-            age((now - job.created_at).total_seconds()),
-            ms(job.timings.total_time_ms) if job.timings else "-",
-            escape(outcome),
+        outcome = job.result.text if job.result else job.error.code.value if job.error else ""
+        rows.append(
+            [
+                Text(job.id),
+                status_text(job),
+                *([Text(job.model)] if models else []),
+                Text(age((now - job.created_at).total_seconds())),
+                Text(ms(job.timings.total_time_ms) if job.timings else "-"),
+                Text(one_line(outcome, 80)),
+            ]
         )
-    return table
+    widths = [max(cell.cell_len for cell in column) for column in list(zip(*rows, strict=True))[:-1]]
+    room = max(width - sum(widths) - len(GAP) * len(widths), TEXT_COLUMNS)
+    for row in rows:
+        for cell, columns in zip(row, widths, strict=False):
+            cell.pad_right(columns - cell.cell_len)
+        row[-1].truncate(room, overflow="ellipsis")
+    return Text("\n").join(Text(GAP).join(row) for row in rows)
 
 
 def age(seconds: float) -> str:

@@ -14,12 +14,16 @@ def api(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
 ) -> None:
-    """Run the HTTP API: jobs, OpenAI's routes, health, metrics and the status page."""
+    """Run the HTTP API: jobs and their events, models, health and metrics; /docs describes every route."""
     from api.main import run_api
+    from cli.instance import ledger_url
     from settings import settings_with
 
     listen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    run_api(settings_with(api=listen or None))
+    settings = settings_with(api=listen or None)
+    ledger_url(settings)
+    _must_be_bindable(settings.api.host, settings.api.port)
+    run_api(settings)
 
 
 def worker(
@@ -32,12 +36,16 @@ def worker(
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most jobs in one batch.")] = None,
     max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and output.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The worker's own name, before the @ and the host; one of its own for each.")
+    ] = None,
 ) -> None:
     """Run a worker: one resident model that takes jobs from its queue and batches them.
 
     SIGTERM lets running jobs finish (HEADRACE_WORKER__DRAIN_S) and hands the rest back. Celery's own command works
     too: celery -A worker.app worker
     """
+    from cli.instance import ledger_url
     from settings import settings_with
 
     given = {
@@ -50,9 +58,21 @@ def worker(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = settings_with(model=chosen or None)
+    ledger_url(settings)
     from worker.main import run_worker
 
-    run_worker(settings)
+    run_worker(settings, ("-n", f"{name}@%h") if name else ())
+
+
+def _must_be_bindable(host: str, port: int) -> None:
+    """Raise Failure if no server can listen there now."""
+    from cli.ports import obstacle
+
+    why_not = obstacle(port, host)
+    if why_not:
+        raise Failure(
+            f"nothing can listen on port {port} of {host}: {why_not}", "stop what listens there, or name another --port"
+        )
 
 
 def flower(
@@ -82,10 +102,12 @@ def flower(
             "no broker is named, and no `headrace up` runs here",
             "set HEADRACE_REDIS_URL (or REDIS_URL) to the broker's",
         )
+    port = settings.flower_port if port is None else port
+    _must_be_bindable(address, port)
     env = os.environ | {"HEADRACE_REDIS_URL": settings.broker_url}
     if is_loopback(address):
         env["FLOWER_UNAUTHENTICATED_API"] = "true"
-    arguments = flower_arguments(settings, address, settings.flower_port if port is None else port)
+    arguments = flower_arguments(settings, address, port)
     if basic_auth:
         env["FLOWER_BASIC_AUTH"] = basic_auth
     os.execve(sys.executable, [sys.executable, "-m", "celery", *arguments], env)  # noqa: S606

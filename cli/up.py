@@ -16,9 +16,13 @@ def up(
     model: Annotated[
         str | None, typer.Option(help="A catalogue name, a Hugging Face directory, a GGUF file, or `fake`.")
     ] = None,
-    api_port: Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.")] = None,
-    flower_port: Annotated[int | None, typer.Option(help="Port of Flower; 0 takes a free one.")] = None,
-    broker_port: Annotated[int, typer.Option(help="Port of the embedded broker; 0 takes a free one.")] = 6379,
+    api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the API; 0 takes a free one.")] = None,
+    flower_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of Flower; 0 takes a free one.")
+    ] = None,
+    broker_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")
+    ] = 6379,
     flower: Annotated[bool, typer.Option(help="Run Flower, the dashboard.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' output in their logs.")] = False,
 ) -> None:

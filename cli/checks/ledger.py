@@ -10,7 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cli.checks.broker import clock
 from cli.checks.finding import Finding, Reporter
-from cli.output import first_line
+from cli.instance import ledger_url
+from cli.output import Failure, first_line
 from cli.services import masked
 from ledger import Ledger
 from ledger.contract import LedgerUnavailable
@@ -21,7 +22,10 @@ ledger = Reporter("ledger")
 
 def check_ledger(settings: Settings) -> list[Finding]:
     """Everything about the database; one failure if it can't be reached."""
-    url = settings.ledger_url
+    try:
+        url = ledger_url(settings)
+    except Failure as failure:
+        return [ledger.fail(failure.message, failure.hint or "")]
     try:
         return list(_findings(url))
     except (LedgerUnavailable, SQLAlchemyError) as error:

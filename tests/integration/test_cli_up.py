@@ -45,7 +45,7 @@ def test_another_shell_needs_no_flags(env: dict[str, str]) -> None:
     assert job["result"]["usage"]["completion_tokens"] == 8
     shown = headrace("status", job["id"], env=env)
     assert job["result"]["text"].split()[0] in shown.stdout
-    assert "first token" in shown.stdout
+    assert "between tokens" in shown.stdout
     listed = headrace("jobs", "--json", env=env)
     assert job["id"] in {item["id"] for item in json.loads(listed.stdout)}
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -116,8 +119,6 @@ def test_config_masks_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_config_says_where_a_value_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    from pathlib import Path
-
     Path(str(tmp_path), "headrace.yaml").write_text("api:\n  max_wait_s: 5\n")
     monkeypatch.setenv("HEADRACE_API__PORT", "8100")
     lines = runner.invoke(app, ["config"]).output.splitlines()
@@ -125,6 +126,67 @@ def test_config_says_where_a_value_comes_from(monkeypatch: pytest.MonkeyPatch, t
     assert found["HEADRACE_API__PORT"] == "environment"
     assert found["HEADRACE_API__MAX_WAIT_S"] == "headrace.yaml"
     assert found["HEADRACE_API__HOST"] == "default"
+
+
+def test_config_shows_a_url_that_a_common_variable_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_REDIS_URL", raising=False)
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://user:secret@broker:6379/0")
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = runner.invoke(app, ["config"]).output.splitlines()
+    found = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("HEADRACE_")}
+    assert found["HEADRACE_REDIS_URL"][0].startswith("redis://user:***@")
+    assert found["HEADRACE_REDIS_URL"][-1] == "CELERY_BROKER_URL"
+
+
+def test_config_cuts_nothing_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.config.out", Console(width=80))
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", "postgresql://database.example.org/" + "x" * 80)
+    shown = runner.invoke(app, ["config"]).output
+    assert shown.count("x") > 80
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["db", "upgrade"], ["up", "--broker-port", "0"]], ids=" ".join)
+def test_another_database_is_told_in_words(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", "mysql://database/headrace")
+    result = runner.invoke(app, arguments)
+    assert result.exit_code in (Exit.FAILED, Exit.USAGE)
+    assert isinstance(result.exception, SystemExit)
+    told = " ".join(result.output.split())
+    assert "SQLite and PostgreSQL are supported" in told
+    assert "mysql://" in told
+
+
+def test_a_broken_settings_file_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "headrace.yaml").write_text("api:\n  port: [80\nmodel: x\n")
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == Exit.USAGE
+    assert "headrace.yaml" in result.stderr
+    assert "line 3" in result.stderr
+
+
+def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API", "{")
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == Exit.USAGE
+    assert "api" in result.stderr
+
+
+@pytest.mark.parametrize("service", ["api", "flower"])
+def test_a_taken_port_is_told_in_words(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:9/0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = runner.invoke(app, [service, "--port", str(port)])
+    assert result.exit_code == Exit.FAILED
+    assert f"port {port} of 127.0.0.1: Address already in use" in result.stderr
+    assert "--port" in result.stderr
 
 
 def test_flower_beyond_the_loopback_needs_a_password(monkeypatch: pytest.MonkeyPatch) -> None:

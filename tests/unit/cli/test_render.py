@@ -39,14 +39,21 @@ RESULT = JobResult(
     finish_reason="length",
     usage=Usage(prompt_tokens=7, completion_tokens=3, total_tokens=10, cached_tokens=4),
 )
-TIMINGS = Timings(queue_time_ms=3.14159, total_time_ms=12_345.6, tokens_per_second=71.83, mean_batch_size=10.51)
+TIMINGS = Timings(
+    queue_time_ms=3.14159,
+    mean_itl_ms=14.2,
+    time_to_first_token_ms=5,
+    total_time_ms=12_345.6,
+    tokens_per_second=71.83,
+    mean_batch_size=10.51,
+)
 
 
 def test_a_finished_job_shows_its_text_tokens_and_times() -> None:
     shown = text(whole(job(result=RESULT, timings=TIMINGS, worker="w@here")))
     assert "the [bold] text" in shown
     assert "7 in, 4 of them cached, 3 out (ended by length)" in shown
-    assert "queued 3.1 ms, total 12.3 s" in shown
+    assert "queued 3.1 ms, between tokens 14 ms, total 12.3 s" in shown
     assert "71.8 tokens/s, batch of 10.5" in shown
     assert "w@here" in shown
 
@@ -63,13 +70,19 @@ def test_a_job_that_is_being_stopped_says_so() -> None:
     assert "stopping" not in text(facts(job(status=JobStatus.CANCELLED, cancel_requested=True)))
 
 
-def test_a_listing_keeps_ids_whole() -> None:
-    shown = text(listing([job(result=RESULT, timings=TIMINGS), job(status=JobStatus.QUEUED)], NOW), width=80)
-    assert shown.count("01a228d0-6211-7df2-a9ae-98c99bdd329f") == 2
-    assert shown.count("5 min") == 2
-    assert "the [bold] t" in shown
-    assert "tiny" not in shown
-    assert "other" in text(listing([job(), job(model="other")], NOW))
+def test_a_listing_cuts_texts_and_nothing_else() -> None:
+    jobs = [job(result=RESULT.model_copy(update={"text": "the [bold]\nlong text"}), timings=TIMINGS), job()]
+    assert listing(jobs, NOW, 80).plain.splitlines() == [
+        "Job                                   Status     Age    Total   Text",
+        "01a228d0-6211-7df2-a9ae-98c99bdd329f  succeeded  5 min  12.3 s  the [bold] long…",
+        "01a228d0-6211-7df2-a9ae-98c99bdd329f  succeeded  5 min  -       ",
+    ]
+
+
+def test_a_listing_too_wide_for_the_terminal_keeps_its_columns() -> None:
+    shown = listing([job(result=RESULT, timings=TIMINGS), job(model="other" * 5)], NOW, 40).plain
+    assert "other" * 5 in shown
+    assert "12.3 s  the [bold] …" in shown
 
 
 @pytest.mark.parametrize(
