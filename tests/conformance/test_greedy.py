@@ -1,8 +1,7 @@
 """Greedy output of the whole engine equals transformers' on the same weights, in float32.
 
-Every token is compared with the argmax of one forward pass over the prompt and the tokens before it,
-which is what `generate` would choose; for three prompts `generate` itself runs too. Where two tokens
-are so close that the order of additions decides, either is right.
+Where an output differs from `generate`'s, each of its tokens must still be the likeliest after those
+before it, or so close that the order of additions decides.
 """
 
 from __future__ import annotations
@@ -71,24 +70,27 @@ def assert_greedy(reference: Any, prompt: tuple[int, ...], got: list[int]) -> No
 
 
 @pytest.fixture(scope="module")
-def alone(llm: LLM, prompts: list[tuple[int, ...]]) -> list[list[int]]:
-    return [outputs(llm, [prompt])[0] for prompt in prompts]
+def expected(reference: Any, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    """What `generate` gives for each prompt, alone."""
+    return [generate(reference, prompt, NEW_TOKENS, EOS) for prompt in prompts]
 
 
-def test_one_at_a_time(reference: Any, prompts: list[tuple[int, ...]], alone: list[list[int]]) -> None:
+def assert_equal(
+    reference: Any, prompts: list[tuple[int, ...]], got: list[list[int]], expected: list[list[int]]
+) -> None:
+    for prompt, tokens, wanted in zip(prompts, got, expected, strict=True):
+        if tokens != wanted:
+            assert_greedy(reference, prompt, tokens)
+
+
+def test_the_prompts_are_20_of_5_to_400_tokens(prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
     assert (len(prompts), min(map(len, prompts)), max(map(len, prompts))) == (20, 5, 400)
-    assert len({tuple(tokens) for tokens in alone}) > 15, "hardly any two differ: they would prove little"
-    for prompt, got in zip(prompts, alone, strict=True):
-        assert_greedy(reference, prompt, got)
+    assert len({tuple(tokens) for tokens in expected}) > 15, "hardly any two differ: they would prove little"
 
 
-def test_all_in_one_batch(llm: LLM, reference: Any, prompts: list[tuple[int, ...]], alone: list[list[int]]) -> None:
-    """What was right alone is right here; only what differs is compared again."""
-    for prompt, got, before in zip(prompts, outputs(llm, prompts), alone, strict=True):
-        if got != before:
-            assert_greedy(reference, prompt, got)
+def test_one_at_a_time(llm: LLM, reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
+    assert_equal(reference, prompts, [outputs(llm, [prompt])[0] for prompt in prompts], expected)
 
 
-def test_generate_itself(llm: LLM, reference: Any, prompts: list[tuple[int, ...]]) -> None:
-    few = [prompts[0], prompts[5], prompts[12]]
-    assert outputs(llm, few) == [generate(reference, prompt, NEW_TOKENS, EOS) for prompt in few]
+def test_all_in_one_batch(llm: LLM, reference: Any, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
+    assert_equal(reference, prompts, outputs(llm, prompts), expected)
