@@ -58,6 +58,13 @@ def test_a_stream_ends_with_the_final_text(env: dict[str, str]) -> None:
     assert "20 out" in streamed.stderr
 
 
+def test_what_is_late_is_told_on_a_line_of_its_own(env: dict[str, str]) -> None:
+    done = headrace("submit", "x", "--max-tokens", "400", "--ignore-eos", "--stream", "--timeout", "1", env=env)
+    assert done.returncode == 1
+    assert done.stdout.endswith("\n")
+    assert "had not ended after 1 s" in done.stderr
+
+
 def test_a_prompt_from_standard_input(env: dict[str, str]) -> None:
     done = headrace("submit", "--file", "-", "--max-tokens", "2", "--wait", env=env, input="from a pipe")
     assert done.returncode == 0, done.stderr
@@ -143,6 +150,8 @@ def test_one_signal_stops_everything_in_order(tmp_path: Path, number: int) -> No
     assert len(children) >= 4
     assert up.stop(number) == 0
     assert gone(children)
+    assert "running jobs have up to 25 s to finish; a second Ctrl-C doesn't wait" in up.text()
+    assert f"{sys.executable} -m cli submit" in up.text()
     stops = [line.rpartition(" ")[2] for line in up.text().splitlines() if "stopping " in line]
     assert stops == ["worker", "api", "flower", "broker"]
     assert not (up.home / "up.json").exists()
@@ -224,6 +233,7 @@ def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     assert "16 of 16 jobs succeeded" in done.stdout
     assert "Why is the sky blue?" in done.stdout
     assert done.stdout.count("12 out") == 16
+    assert done.stdout.rstrip().endswith(f"{sys.executable} -m cli up")
     assert list(scratch.iterdir()) == []
 
 
