@@ -191,6 +191,13 @@ def test_a_broken_settings_file_is_named_with_its_line(tmp_path: Path) -> None:
     assert "line 3" in result.stderr
 
 
+def test_a_settings_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "headrace.yaml").write_bytes(b"api: \x01")
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == Exit.USAGE
+    assert "headrace.yaml: unacceptable character" in result.stderr
+
+
 def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API", "{")
     result = runner.invoke(app, ["config"])
