@@ -83,6 +83,11 @@ class Stack:
         settings = plan.settings
         embedded = not broker_given(settings)
         broker_port = choose("the broker", plan.broker_port, screen.report) if embedded else None
+        if broker_port not in (None, plan.broker_port) and plan.broker_port:
+            screen.report(
+                f"a Celery producer has to use redis://127.0.0.1:{broker_port}/0; if a Redis for Headrace listens on "
+                f"{plan.broker_port}, HEADRACE_REDIS_URL=redis://127.0.0.1:{plan.broker_port}/0 makes `up` use it"
+            )
         at = services.Addresses(
             broker_url=f"redis://127.0.0.1:{broker_port}/0" if embedded else settings.broker_url,
             database_url=ledger_url(settings),
@@ -130,6 +135,10 @@ class Stack:
         self.supervisor.watch(self._record)
 
     def stop(self) -> None:
+        if "worker" in self.supervisor.pids():
+            self.screen.report(
+                f"running jobs have up to {self.settings.worker.drain_s:g} s to finish; a second Ctrl-C doesn't wait"
+            )
         self.supervisor.stop(services.STOP_ORDER)
 
     def urls(self) -> dict[str, str]:

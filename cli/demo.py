@@ -8,14 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from cli.invocation import command
 from cli.output import Exit, Failure, err, out
 
 if TYPE_CHECKING:
@@ -44,35 +48,45 @@ def demo(
     from cli.signals import interrupts
     from settings import settings_with
 
+    with _scratch() as home:
+        settings = settings_with(
+            home=home,
+            model={"model_path": model} if model else None,
+            api={"port": 0},
+            worker={"metrics_port": 0},
+            flower_port=0,
+        )
+        screen = Screen(quiet=True)
+        began_s = time.monotonic()
+        with sole(home), interrupts() as interrupt:
+            stack = Stack.plan(Plan(settings, broker_port=0), screen, interrupt)
+            try:
+                screen.report("starting the broker, the ledger, the API, a worker and Flower")
+                stack.start()
+                screen.report(f"ready after {time.monotonic() - began_s:.1f} s: API {stack.at.api_url}")
+                prompts = _produce(stack.at.api_url, settings.model.name, max_tokens)
+                jobs = _follow(stack.at.api_url, list(prompts), timeout, interrupt.event)
+            except KeyboardInterrupt:
+                raise typer.Exit(Exit.INTERRUPTED) from None
+            finally:
+                stack.stop()
+        out.print(_results(jobs, prompts))
+        out.print(_summary(jobs))
+        if any(job.status.value != "succeeded" for job in jobs):
+            raise Failure("not every job succeeded", f"the services' logs: {home / 'logs'}")
+    out.print(f"\nNext, to keep it running:  [bold]{escape(command())} up[/]", soft_wrap=True)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A home that is removed at the end, unless something failed whose logs tell why."""
     home = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
-    settings = settings_with(
-        home=home,
-        model={"model_path": model} if model else None,
-        api={"port": 0},
-        worker={"metrics_port": 0},
-        flower_port=0,
-    )
-    screen = Screen(quiet=True)
-    began_s = time.monotonic()
-    with sole(home), interrupts() as interrupt:
-        stack = Stack.plan(Plan(settings, broker_port=0), screen, interrupt)
-        try:
-            screen.report("starting the broker, the ledger, the API, a worker and Flower")
-            stack.start()
-            screen.report(f"ready after {time.monotonic() - began_s:.1f} s: API {stack.at.api_url}")
-            prompts = _produce(stack.at.api_url, settings.model.name, max_tokens)
-            jobs: list[Job] | None = _follow(stack.at.api_url, list(prompts), timeout, interrupt.event)
-        except KeyboardInterrupt:
-            jobs = None
-        finally:
-            stack.stop()
-    if jobs is None:
-        shutil.rmtree(home)
-        raise typer.Exit(Exit.INTERRUPTED)
-    out.print(_results(jobs, prompts))
-    out.print(_summary(jobs))
-    if any(job.status.value != "succeeded" for job in jobs):
-        raise Failure("not every job succeeded", f"the services' logs: {home / 'logs'}")
+    try:
+        yield home
+    except BaseException as error:
+        if isinstance(error, typer.Exit) or not any(home.glob("logs/*.log")):
+            shutil.rmtree(home)
+        raise
     shutil.rmtree(home)
 
 

@@ -98,7 +98,7 @@ def api_url(flag: str | None) -> str:
     """Where the API is: --url, HEADRACE_API_URL, the running instance, the default."""
     given = flag or os.environ.get("HEADRACE_API_URL")
     if given:
-        return given.rstrip("/")
+        return (given if "://" in given else f"http://{given}").rstrip("/")
     instance = running(_home())
     return instance.api_url if instance else DEFAULT_API_URL
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cli.instance import api_url, default_model
+from cli.invocation import command
 from cli.output import Exit, Failure, err, out, print_json
 
 if TYPE_CHECKING:
-    from headrace import Client
+    from headrace import Client, JobTimeout
     from headrace.contract import Job
 
 Url = Annotated[
@@ -37,7 +38,7 @@ def connected(url: str | None) -> Iterator[Client]:
     except ConnectionFailed as error:
         raise Failure(
             f"no Headrace API answers at {address} ({error})",
-            "start one with `headrace up`, or name it with --url or HEADRACE_API_URL",
+            f"start one with `{command()} up`, or name it with --url or HEADRACE_API_URL",
         ) from None
     except NotFound as error:
         raise Failure(error.message, "`headrace jobs` lists jobs, `headrace models list` lists models") from None
@@ -59,17 +60,19 @@ def submit(
         bool, typer.Option("--chat/--raw", help="Send the prompt as a user's message, or as bare text to continue.")
     ] = True,
     system: Annotated[str | None, typer.Option(help="A system message in front of a chat.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=0, help="Most tokens to generate.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="0 always takes the likeliest token.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Sample from this share of probability.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=-1, help="Sample from this many tokens.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=0, help="Most tokens to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.2,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=-1, help="Sample from this many tokens; 0 is all.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The same seed gives the same text; by default it is drawn.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text. May be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.")] = False,
-    priority: Annotated[Literal["high", "normal", "low"] | None, typer.Option(help="How urgent it is.")] = None,
+    priority: Annotated[Literal["high", "normal", "low"], typer.Option(help="How urgent it is.")] = "normal",
     ttl: Annotated[float | None, typer.Option(min=0, help="Seconds after which it isn't wanted.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key gives the same job.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="On whose behalf.")] = None,
+    tenant: Annotated[str, typer.Option(help="On whose behalf.")] = "default",
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end and print the text.")] = False,
     stream: Annotated[bool, typer.Option("--stream", "-s", help="Print the text as it comes.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Most seconds to wait; the job goes on.")] = None,
@@ -127,7 +130,7 @@ def _wait(client: Client, job_id: str, timeout: float | None) -> Job:
         with err.status(f"job {job_id}"):
             return client.wait(job_id, timeout)
     except JobTimeout as error:
-        raise Failure(str(error), f"`headrace status {job_id} --wait` goes on waiting") from None
+        raise Failure(_late(error, timeout), f"`{command()} status {job_id} --wait` goes on waiting") from None
     except KeyboardInterrupt:
         raise _left(job_id) from None
 
@@ -144,17 +147,25 @@ def _stream(client: Client, job: Job, timeout: float | None) -> None:
     except JobFailed:
         pass
     except JobTimeout as error:
-        raise Failure(str(error), f"`headrace watch {job.id}` goes on") from None
+        raise Failure(_late(error, timeout), f"`{command()} watch {job.id}` goes on") from None
     except KeyboardInterrupt:
         raise _left(job.id) from None
-    sys.stdout.write("\n")
+    finally:
+        print(flush=True)
     ended = client.get(job)
     err.print(facts(ended))
     _exit_by(ended)
 
 
+def _late(error: JobTimeout, timeout_s: float | None) -> str:
+    seen = f" (it is {error.job.status})" if error.job else ""
+    return f"job {error.job_id} had not ended after {error.timeout_s if timeout_s is None else timeout_s:g} s{seen}"
+
+
 def _left(job_id: str) -> Failure:
-    return Failure(f"stopped waiting; job {job_id} goes on", f"`headrace cancel {job_id}` stops it", Exit.INTERRUPTED)
+    return Failure(
+        f"stopped waiting; job {job_id} goes on", f"`{command()} cancel {job_id}` stops it", Exit.INTERRUPTED
+    )
 
 
 def _finish(job: Job, as_json: bool) -> None:

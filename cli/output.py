@@ -75,6 +75,8 @@ def _known(error: Exception) -> Failure | None:
                 return Failure(f"the settings: {first_line(error)}", "nested settings are JSON", Exit.USAGE)
             case "yaml.error.MarkedYAMLError":
                 return _file_failure(error)
+            case "yaml.error.YAMLError":
+                return Failure(f"headrace.yaml: {first_line(error)}", code=Exit.USAGE)
             case "ledger.contract.LedgerUnavailable" | "sqlalchemy.exc.OperationalError":
                 return Failure(
                     f"the database can't be reached: {first_line(error)}",

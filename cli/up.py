@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
+from cli.invocation import command
 from cli.output import Exit, out
 
 
@@ -67,6 +69,5 @@ def _announce(urls: dict[str, str], logs: Path) -> None:
         table.add_row(f"[bold]{name}[/]", url)
     table.add_row("[bold]logs[/]", str(logs))
     out.print(table, soft_wrap=True)
-    out.print(
-        '\nTry, in another terminal:  [bold]headrace submit "Why is the sky blue?" --wait[/]\nCtrl-C stops it all.'
-    )
+    example = f'{command()} submit "Why is the sky blue?" --wait'
+    out.print(f"\nTry, in another terminal:  [bold]{escape(example)}[/]\nCtrl-C stops it all.", soft_wrap=True)

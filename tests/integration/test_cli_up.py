@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import redis
 
-from tests.integration.up_process import FAKE, Up, gone, headrace
+from tests.integration.up_process import FAKE, ROOT, Up, gone, headrace
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,23 @@ def test_a_stream_ends_with_the_final_text(env: dict[str, str]) -> None:
     waited = headrace("submit", "flow", "--raw", "--max-tokens", "20", "--seed", "1", "--wait", "--json", env=env)
     assert streamed.stdout == json.loads(waited.stdout)["result"]["text"] + "\n"
     assert "20 out" in streamed.stderr
+
+
+def test_the_first_examples_of_the_client_run_from_top_to_bottom(up: Up) -> None:
+    readme = (ROOT / "client" / "README.md").read_text()
+    program = "\n".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[:2])
+    program = program.replace("http://headrace:8000", up.state()["api_url"]).replace("smollm2-135m", "fake")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "client")}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_what_is_late_is_told_on_a_line_of_its_own(env: dict[str, str]) -> None:
+    done = headrace("submit", "x", "--max-tokens", "400", "--ignore-eos", "--stream", "--timeout", "1", env=env)
+    assert done.returncode == 1
+    assert done.stdout.endswith("\n")
+    assert "had not ended after 1 s" in done.stderr
 
 
 def test_a_prompt_from_standard_input(env: dict[str, str]) -> None:
@@ -143,6 +161,8 @@ def test_one_signal_stops_everything_in_order(tmp_path: Path, number: int) -> No
     assert len(children) >= 4
     assert up.stop(number) == 0
     assert gone(children)
+    assert "running jobs have up to 25 s to finish; a second Ctrl-C doesn't wait" in up.text()
+    assert f"{sys.executable} -m cli submit" in up.text()
     stops = [line.rpartition(" ")[2] for line in up.text().splitlines() if "stopping " in line]
     assert stops == ["worker", "api", "flower", "broker"]
     assert not (up.home / "up.json").exists()
@@ -224,6 +244,7 @@ def test_the_demo_runs_and_leaves_nothing(tmp_path: Path) -> None:
     assert "16 of 16 jobs succeeded" in done.stdout
     assert "Why is the sky blue?" in done.stdout
     assert done.stdout.count("12 out") == 16
+    assert done.stdout.rstrip().endswith(f"{sys.executable} -m cli up")
     assert list(scratch.iterdir()) == []
 
 
@@ -249,7 +270,6 @@ def test_the_producer_of_the_demo_needs_the_client_only() -> None:
         "ours = {'cli', 'api', 'worker', 'ledger', 'engine', 'kernels', 'settings', 'text'} & set(sys.modules)\n"
         "sys.exit(str(ours) if ours else 0)"
     )
-    root = Path(__file__).parents[2]
-    env = {**os.environ, "PYTHONPATH": str(root / "client")}
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, env=env, capture_output=True, text=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "client")}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -74,6 +74,7 @@ def test_what_is_named_goes_before_the_instance(home: Path, monkeypatch: pytest.
         get_settings.cache_clear()
         assert api_url(None) == "http://there:1"
         assert api_url("http://here:3") == "http://here:3"
+        assert api_url("localhost:8000") == "http://localhost:8000"
         assert default_model() == "mine"
         assert instance_settings().broker_url == "redis://there:2/0"
         assert instance_settings().ledger_url == HERE.database_url

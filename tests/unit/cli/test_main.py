@@ -73,6 +73,28 @@ def test_the_supervisor_carries_no_torch(name: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+def test_the_help_of_submit_shows_its_defaults() -> None:
+    shown = runner.invoke(app, ["submit", "--help"], env={"COLUMNS": "200"}).output
+    for default in ("256", "0.2", "1.0", "normal"):
+        assert f"[default: {default}]" in shown
+
+
+def test_a_worker_takes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    extras: list[tuple[str, ...]] = []
+    monkeypatch.setattr("worker.main.run_worker", lambda settings, extra: extras.append(extra))
+    assert runner.invoke(app, ["worker", "--model", "fake"]).exit_code == 0
+    assert runner.invoke(app, ["worker", "--model", "fake", "--name", "left"]).exit_code == 0
+    assert extras == [(), ("-n", "left@%h")]
+
+
+def test_a_demo_that_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = runner.invoke(app, ["demo", "--model", "nope"])
+    assert result.exit_code == Exit.FAILED
+    assert "nope" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_server_is_told_in_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API_URL", "http://127.0.0.1:9")
     result = runner.invoke(app, ["submit", "hello"])
@@ -167,6 +189,13 @@ def test_a_broken_settings_file_is_named_with_its_line(tmp_path: Path) -> None:
     assert result.exit_code == Exit.USAGE
     assert "headrace.yaml" in result.stderr
     assert "line 3" in result.stderr
+
+
+def test_a_settings_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "headrace.yaml").write_bytes(b"api: \x01")
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == Exit.USAGE
+    assert "headrace.yaml: unacceptable character" in result.stderr
 
 
 def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
