@@ -21,6 +21,8 @@ from engine.model.openmp import wait_briefly
 ROOT = Path(__file__).parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "client")])
 os.environ["PYTHONPATH"] = PYTHONPATH
+# Whoever starts the suite in the background has it ignore SIGINT, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 wait_briefly()
 
 
