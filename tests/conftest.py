@@ -21,8 +21,10 @@ from engine.model.openmp import wait_briefly
 ROOT = Path(__file__).parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "client")])
 os.environ["PYTHONPATH"] = PYTHONPATH
-# Whoever starts the suite in the background has it ignore SIGINT, and children would inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        # The suite was started in the background. Its children would inherit an ignored signal, but not a handler.
+        signal.signal(_number, lambda *_: None)
 wait_briefly()
 
 
