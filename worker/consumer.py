@@ -7,10 +7,11 @@ from typing import Any
 
 from celery import states
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import loops
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
-from headrace.contract import JobStatus, Reason
+from headrace.contract import JobStatus, Reason, utc_now
 
 from worker.failures import JobFailed
 from worker.intake import RAW_LIMIT_CHARS, rejected_id
@@ -29,7 +30,10 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
 
         def on_task_received(message: Any) -> None:
             try:
-                handle(message)
+                if _is_early(message):
+                    self.refuse(message, "eta and countdown are not supported: send the job when it is due")
+                else:
+                    handle(message)
             except Exception as exc:
                 # kombu counts KeyError among the errors of a Redis connection; here it is one of the message.
                 if isinstance(exc, self.connection_errors) and not isinstance(exc, KeyError):
@@ -98,6 +102,12 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         if self.timer_entries_before_start is not None:
             # These are time limits and deadlines of jobs; Celery would cancel them with the connection's own.
             self.timer_entries_before_start |= loops._timer_entries(self.hub.timer) - before
+
+
+def _is_early(message: Any) -> bool:
+    """Whether the message has an ETA ahead. Celery would hold it in memory, and enough of them keep all others out."""
+    eta = message.headers.get("eta")
+    return bool(eta) and maybe_make_aware(maybe_iso8601(eta)) > utc_now()
 
 
 def _nobody(_: object) -> None:

@@ -79,11 +79,18 @@ class Message(BaseModel):
     content: Annotated[str, StringConstraints(max_length=MAX_PROMPT_CHARS)]
 
 
+LAST_YEAR = 9000
+"""Far enough from the last moment that a datetime holds for any time zone that a reader has."""
+
+
 def _in_utc(moment: datetime) -> datetime:
     try:
-        return moment.astimezone(UTC)
+        in_utc = moment.astimezone(UTC)
     except OverflowError:
         raise ValueError("the moment is out of range in UTC") from None
+    if in_utc.year > LAST_YEAR:
+        raise ValueError(f"the moment is out of range: after the year {LAST_YEAR}")
+    return in_utc
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]

@@ -140,3 +140,15 @@ def test_a_revoke_of_what_is_no_id_harms_nobody(
         workplace.app.control.broadcast("revoke", arguments={"task_id": [odd], "terminate": True})
     assert workplace.send(max_tokens=3).get(timeout=10)["status"] == "succeeded"
     assert "the writer's turn failed" not in worker.log
+
+
+def test_messages_for_later_are_refused_and_keep_nobody_out(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    start_worker(MODEL__MAX_NUM_SEQS=2)
+    later = [workplace.send(max_tokens=3, options={"countdown": 3600}) for _ in range(20)]
+    assert workplace.send(max_tokens=3, options={"countdown": -1}).get(timeout=10)["status"] == "succeeded"
+    for sent in later:
+        fails_with(workplace, sent, "eta and countdown are not supported")
+        assert workplace.job(sent.id).status is JobStatus.FAILED
+    eventually(lambda: workplace.unacked() == 0, 5, "every message is acknowledged")

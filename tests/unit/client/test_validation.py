@@ -35,6 +35,7 @@ OK = {"model": "m", "prompt": "x"}
         ({**OK, "max_tokens": True}, "max_tokens", "valid integer"),
         ({**OK, "max_tokens": 1, "min_tokens": 2}, None, "min_tokens (2) is greater than max_tokens (1)"),
         ({**OK, "deadline": "2031-01-01T00:00:00"}, "deadline", "timezone"),
+        ({**OK, "deadline": "9999-12-31T23:59:59Z"}, "deadline", "out of range"),
         ({**OK, "deadline": "2031-01-01T00:00:00Z", "ttl_s": 1}, None, "at most one of"),
         ({**OK, "temperature": float("inf")}, "temperature", "finite"),
         ({**OK, "prompt": "\ud800"}, "prompt", "unicode"),
