@@ -26,6 +26,8 @@ TERM_S = 5.0
 """A relay that has died is replaced as the elected one after this long."""
 GRACE_S = 5.0
 """After the database was away, workers have this long to renew leases that ran out meanwhile, before they count."""
+LATE_S = 1.0
+"""A database that takes longer for an answer was away meanwhile."""
 MAX_PAUSE_S = 2.0
 """Longest pause between two attempts at a broker or a database that is away."""
 _BATCH = 500
@@ -126,13 +128,15 @@ class Relay:
 
     def tend(self) -> None:
         """If this relay is the elected one: reap, and look for lost messages."""
+        asked_s = time.monotonic()
         try:
             elected = self._ledger.elect(ROLE, self._owner, TERM_S)
         except LedgerUnavailable:
             self._reap_from_s = None
             raise
-        if self._reap_from_s is None:
-            self._reap_from_s = time.monotonic() + GRACE_S
+        answered_s = time.monotonic()
+        if self._reap_from_s is None or answered_s - asked_s > LATE_S:
+            self._reap_from_s = answered_s + GRACE_S
         if not elected:
             return
         if self._reap_from_s <= time.monotonic():
