@@ -97,6 +97,7 @@ def test_a_demo_that_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch: py
 
 def test_no_server_is_told_in_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(sys, "argv", ["headrace"])
     result = runner.invoke(app, ["submit", "hello"])
     assert result.exit_code == Exit.FAILED
     assert "no Headrace API answers at http://127.0.0.1:9" in result.stderr

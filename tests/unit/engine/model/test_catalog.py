@@ -157,7 +157,10 @@ class TestResolve:
             resolve(str(file), cache)
 
     @pytest.mark.parametrize("name", ["nothing", "./no/such/dir", "a/b/c", "org/", "../x"])
-    def test_a_name_that_means_nothing(self, cache: Path, name: str) -> None:
+    def test_a_name_that_means_nothing(
+        self, tmp_path: Path, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         with pytest.raises(ModelNotFound, match="neither a file or directory here, nor a hub id"):
             resolve(name, cache)
 
