@@ -26,6 +26,8 @@ from headrace.wire import (
 
 from tests.workers import MODEL, WorkerProcess, Workplace, eventually
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_raw_producers_result_equals_the_ledgers(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]

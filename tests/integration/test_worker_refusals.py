@@ -13,6 +13,8 @@ from headrace.wire import queue_name
 
 from tests.workers import MODEL, Sent, WorkerProcess, Workplace, eventually
 
+pytestmark = pytest.mark.slow
+
 
 def fails_with(workplace: Workplace, result: Sent, text: str) -> None:
     """The task has failed in Celery with a message that holds `text`."""
