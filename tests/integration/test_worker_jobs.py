@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+import pytest
 import redis
 from headrace.contract import Job, JobStatus, Priority, utc_now
 from headrace.events import StateEvent, TokenEvent, job_event
