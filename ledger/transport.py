@@ -35,6 +35,7 @@ class CeleryTransport:
         options = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
         config["broker_transport_options"] = {**config["broker_transport_options"], **options}
         config["task_publish_retry"] = False
+        config["result_backend"] = None  # or the sender would subscribe to each result
         self._app = Celery("headrace.relay", set_as_current=False)
         self._app.conf.update(config)
         self._app.control.mailbox.producer_pool = None
@@ -49,7 +50,11 @@ class CeleryTransport:
             client.ping()
 
     def publish(self, dispatches: Sequence[Dispatch]) -> None:
-        """Send a message for each job, in one pipeline."""
+        """Send a message for each job, in one pipeline.
+
+        Its end is stored for `AsyncResult` as for any task: perhaps it stands for a producer's own message that was
+        handed back or lost with a worker, and the producer waits.
+        """
         with self._channel() as channel:
             producer = self._app.amqp.Producer(channel, auto_declare=False)
             with producer.batch(len(dispatches)):
@@ -57,7 +62,6 @@ class CeleryTransport:
                     self._app.send_task(
                         TASK_GENERATE,
                         kwargs={"job_id": dispatch.job_id},
-                        ignore_result=True,
                         producer=producer,
                         **message_options(dispatch.job_id, dispatch.model, Priority(dispatch.priority)),
                     )

@@ -102,7 +102,6 @@ def test_a_ledger_job_needs_only_its_id(workplace: Workplace, start_worker: Call
     )
     ended = workplace.ended(job.id)
     assert ended.status is JobStatus.SUCCEEDED
-    assert workplace.redis.get(f"celery-task-meta-{job.id}") is None
 
 
 def test_a_second_delivery_is_dropped(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:

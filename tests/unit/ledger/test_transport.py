@@ -52,7 +52,7 @@ def test_a_message_names_its_job_and_nothing_else(transport: CeleryTransport, cl
     headers = message["headers"]
     assert headers["task"] == "headrace.generate"
     assert headers["id"] == dispatch.job_id
-    assert headers["ignore_result"] is True
+    assert not headers["ignore_result"]
     assert headers["argsrepr"] == "-"
     assert message["properties"]["priority"] == broker_priority(Priority.NORMAL)
     assert json.loads(base64.b64decode(message["body"]))[:2] == [[], {"job_id": dispatch.job_id}]
