@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from celery import states
@@ -30,10 +31,12 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
 
         def on_task_received(message: Any) -> None:
             try:
-                if _is_early(message):
-                    self.refuse(message, "eta and countdown are not supported: send the job when it is due")
-                else:
+                why = fault(message)
+                if why is None:
+                    message.headers.pop("eta", None)
                     handle(message)
+                else:
+                    self.refuse(message, why)
             except Exception as exc:
                 # kombu counts KeyError among the errors of a Redis connection; here it is one of the message.
                 if isinstance(exc, self.connection_errors) and not isinstance(exc, KeyError):
@@ -57,6 +60,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
     def refuse(self, message: Any, why: str) -> None:
         """Record the message as a failed job, fail its task, and only then acknowledge it."""
         services = self.pool.services
+        why = why.encode(errors="replace").decode()
         headers = message.headers if isinstance(message.headers, dict) else {}
         task_id = headers.get("id") or message.properties.get("correlation_id")
         log.error("refused a message (task id %r): %s", task_id, why)
@@ -66,7 +70,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         failure = JobFailed.because(Reason.INVALID_REQUEST, why)
         services.metrics.count(JobStatus.FAILED, Reason.INVALID_REQUEST.value)
 
-        def recorded(_: object) -> None:
+        def recorded(answer: object) -> None:
+            if isinstance(answer, Exception):
+                log.critical("a refused message (task id %r) can't be recorded: %r", task_id, answer)
             self.pool.post(message.ack_log_error, log, self.connection_errors)
 
         services.writer.reject(rejection, recorded)
@@ -104,10 +110,20 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
             self.timer_entries_before_start |= loops._timer_entries(self.hub.timer) - before
 
 
-def _is_early(message: Any) -> bool:
-    """Whether the message has an ETA ahead. Celery would hold it in memory, and enough of them keep all others out."""
+def fault(message: Any) -> str | None:
+    """Why Celery mustn't have the message: it would drop it, hold it in memory, or run what is none of ours."""
+    task = message.headers.get("task")
+    if isinstance(task, str) and task.startswith("celery."):
+        return f"{task} is not run here"
     eta = message.headers.get("eta")
-    return bool(eta) and maybe_make_aware(maybe_iso8601(eta)) > utc_now()
+    # Enough messages for later would keep all others out.
+    if eta and maybe_make_aware(maybe_iso8601(eta)) > utc_now():
+        return "eta and countdown are not supported: send the job when it is due"
+    with suppress(Exception):  # what can't be decoded is told by Celery
+        body = message.payload
+        if isinstance(body, list | tuple) and [type(part) for part in body] != [list, dict, dict]:
+            return "the body must be [arguments, keyword arguments, options]"
+    return None
 
 
 def _nobody(_: object) -> None:

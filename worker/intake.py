@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.contract import JobId, JobRequest, Reason, id_age_s, new_job_id
+from headrace.contract import JobId, JobRequest, Name, Reason, id_age_s, new_job_id
 from pydantic import TypeAdapter, ValidationError
 
 from ledger.contract import Claim
@@ -16,6 +16,7 @@ RAW_LIMIT_CHARS = 100_000
 """How much of a malformed message is kept."""
 
 _job_id: TypeAdapter[str] = TypeAdapter(JobId)
+_name: TypeAdapter[str] = TypeAdapter(Name)
 
 
 def read_claim(task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], model: str) -> Claim:
@@ -29,8 +30,7 @@ def read_claim(task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], mod
     try:
         request = JobRequest.model_validate(dict(kwargs))
     except ValidationError as exc:
-        asked = kwargs.get("model")
-        raise Malformed(Reason.INVALID_REQUEST, describe(exc), asked if isinstance(asked, str) else "") from None
+        raise Malformed(Reason.INVALID_REQUEST, describe(exc), asked_model(kwargs)) from None
     if request.model != model:
         raise Malformed(Reason.MODEL_NOT_FOUND, f"model {request.model!r} is not on this queue", request.model)
     if not is_job_id(task_id):
@@ -44,6 +44,14 @@ def is_job_id(value: object) -> bool:
     except ValidationError:
         return False
     return True
+
+
+def asked_model(kwargs: Mapping[str, Any]) -> str:
+    """The model that a bad request names, if it is the name of one."""
+    try:
+        return _name.validate_python(kwargs.get("model"), strict=True)
+    except ValidationError:
+        return ""
 
 
 def rejected_id(task_id: object) -> str:

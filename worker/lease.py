@@ -6,7 +6,8 @@ here. And an acknowledgement through a dead connection is lost, or ends the work
 
 - every message that this worker holds is stamped again, well before anybody takes it for lost;
 - a broken connection hands back only messages whose jobs are not here, and the next one adopts the others;
-- the messages of finished jobs are removed once more on the connection that is alive.
+- the messages of finished jobs are removed once more on the connection that is alive;
+- a worker that leaves puts back the message that its last read may bring.
 """
 
 from __future__ import annotations
@@ -76,6 +77,21 @@ class JobChannel(transport.Channel):
             log.error("something on the queue was no message and is gone: %s", type(exc).__name__)
             return True
 
+    def put_back(self) -> None:
+        """Await the answer to the read that is under way, and return what it brings to the head of its list.
+
+        Redis answers it with the next message, or after `brpop_timeout` with none; nobody else would read that message.
+        """
+        reading: Any = self._in_poll
+        if not reading or not reading.can_read(timeout=self.brpop_timeout + 1):
+            return
+        answer = self.client.parse_response(reading, "BRPOP")
+        self._in_poll = False
+        if answer:
+            key, message = answer
+            with self.conn_or_acquire() as client:
+                client.rpush(key, message)
+
 
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Stamps the messages that are held, and shows that this worker consumes."""
@@ -131,5 +147,6 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
             try:
                 with channel.conn_or_acquire() as client:
                     client.delete(worker_key(c.hostname))
+                channel.put_back()
             except channel.connection_errors as exc:
-                log.debug("the worker's key will expire by itself: %r", exc)
+                log.warning("the broker is away: this worker's key will expire by itself: %r", exc)

@@ -32,6 +32,20 @@ def test_a_warm_shutdown_finishes_what_runs(workplace: Workplace, start_worker: 
     workplace.ledger.check()
 
 
+def test_no_message_is_stuck_with_a_worker_that_is_leaving(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    """Its read of the queue is under way when it stops: the next message would come to it."""
+    leaving = start_worker(step_s=0.02, WORKER__DRAIN_S=20)
+    workplace.running(workplace.send(max_tokens=LONG).id)
+    start_worker("w2", step_s=0)
+    leaving.signal(signal.SIGTERM)
+    for _ in range(20):
+        assert workplace.send(max_tokens=3).get(timeout=6)["status"] == "succeeded"
+    assert leaving.process.poll() is None, "it was to be draining all the while"
+    leaving.kill()
+
+
 def test_what_does_not_fit_the_drain_is_handed_back_at_once(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:

@@ -30,6 +30,9 @@ def test_bad_requests_fail_with_their_reason(workplace: Workplace, start_worker:
         ({"prompt": secret, "max_tokens": -1}, Reason.INVALID_REQUEST, "max_tokens: "),
         ({"prompt": secret, "surprise": 1}, Reason.INVALID_REQUEST, "surprise: "),
         ({"prompt": None}, Reason.INVALID_REQUEST, "exactly one of"),
+        ({"model": "\ud800"}, Reason.INVALID_REQUEST, "model: "),
+        ({"model": "m" * 200}, Reason.INVALID_REQUEST, "model: "),
+        ({"model": ["a", "list"]}, Reason.INVALID_REQUEST, "model: "),
         ({"prompt": secret, "model": "other"}, Reason.MODEL_NOT_FOUND, "model 'other' is not on this queue"),
         ({"prompt": "x" * 5000}, Reason.CONTEXT_LENGTH_EXCEEDED, ""),
     ]
@@ -82,6 +85,14 @@ WITH_ITS_ID: dict[str, Spoil] = {
     "odd task": lambda m: m["headers"].update(task=["a", "list"]),
     "odd eta": lambda m: m["headers"].update(eta="soon"),
     "odd expiry": lambda m: m["headers"].update(expires="late"),
+    "an eta long ago": lambda m: (
+        m.update(body=base64.b64encode(b"[[], {}, {}]").decode())
+        or m["headers"].update(eta="0001-01-01T00:00:00+00:00")
+    ),
+    "arguments are null": lambda m: m.update(body=base64.b64encode(b"[null, {}, {}]").decode()),
+    "options are a list": lambda m: m.update(body=base64.b64encode(b"[[], {}, []]").decode()),
+    "a type that is no text": lambda m: m.update({"content-type": "\ud800"}),
+    "Celery's own task": lambda m: m["headers"].update(task="celery.accumulate"),
 }
 """Messages that still say which job they were."""
 BEYOND_HELP: dict[str, Spoil] = {
