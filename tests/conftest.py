@@ -13,8 +13,12 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from ledger import Ledger
 
 from engine.model.openmp import wait_briefly
 
@@ -140,6 +144,26 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.config.getoption("--database") == "sqlite":
         return f"sqlite:///{tmp_path / 'ledger.sqlite3'}"
     return new_postgres_database(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def migrated_url(database_url: str) -> str:
+    """URL of a database that the ledger may use."""
+    from ledger.migrate import upgrade
+
+    upgrade(database_url)
+    return database_url
+
+
+@pytest.fixture
+def ledger(migrated_url: str) -> Iterator[Ledger]:
+    """A ledger that must be whole at the end of the test."""
+    from ledger import Ledger
+
+    ledger = Ledger(migrated_url)
+    yield ledger
+    ledger.check()
+    ledger.close()
 
 
 def new_postgres_database(server_url: str) -> str:

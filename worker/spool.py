@@ -78,6 +78,8 @@ def leftovers(directory: Path) -> list[Leftover]:
     """Files in `directory` that no running worker holds."""
     found = []
     for path in sorted(directory.glob("*.jsonl")):
+        if not path.is_file():
+            continue
         file = open(path, "rb")  # noqa: SIM115  # the lock lives as long as the file is open
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

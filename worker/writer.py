@@ -291,5 +291,13 @@ class Writer(threading.Thread):
             self._ledger.request_cancel(wanted)
 
     def _replay(self, leftover: Leftover) -> None:
-        written = self._ledger.commit(leftover.outcomes) if leftover.outcomes else []
-        log.warning("replayed %d spooled outcomes, %d were still wanted", len(written), sum(written))
+        """One at a time, so that what is no outcome keeps no other from its end."""
+        wanted = 0
+        for outcome in leftover.outcomes:
+            try:
+                wanted += sum(self._ledger.commit([outcome]))
+            except LedgerUnavailable:
+                raise
+            except Exception:
+                log.exception("job %s: its spooled outcome can't be recorded", outcome.lease.job_id)
+        log.warning("replayed %d spooled outcomes, %d were still wanted", len(leftover.outcomes), wanted)

@@ -6,32 +6,18 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from headrace.contract import Job, JobRequest, JobResult, JobStatus
 
-from ledger import Ledger, migrate
+from ledger import Ledger
 from ledger.contract import Claim, IdempotencyConflict, Lease, Outcome, Verdict
 
 THREADS = 8
 PROCESSES = 3
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    migrate.upgrade(database_url)
-    return database_url
-
-
-@pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    ledger = Ledger(url)
-    yield ledger
-    ledger.check()
-    ledger.close()
 
 
 def together(work: Callable[[int], Any]) -> list[Any]:
@@ -155,11 +141,11 @@ ledger.close()
 
 
 @pytest.mark.slow
-def test_processes_share_jobs_out(ledger: Ledger, url: str) -> None:
+def test_processes_share_jobs_out(ledger: Ledger, migrated_url: str) -> None:
     ids = [submit(ledger) for _ in range(30)]
     claimers = [
         subprocess.Popen(
-            [sys.executable, "-c", CLAIMER, url, f"w{n}", *ids],
+            [sys.executable, "-c", CLAIMER, migrated_url, f"w{n}", *ids],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -191,8 +177,8 @@ while True:
 
 
 @pytest.mark.slow
-def test_what_was_committed_survives_a_kill_and_what_was_not_comes_back(ledger: Ledger, url: str) -> None:
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE, text=True)
+def test_what_was_committed_survives_a_kill_and_what_was_not_comes_back(ledger: Ledger, migrated_url: str) -> None:
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, migrated_url], stdout=subprocess.PIPE, text=True)
     reported = [job_id for _ in range(10) for job_id in worker.stdout.readline().split()]
     worker.kill()
     rest = worker.communicate(timeout=10)[0]

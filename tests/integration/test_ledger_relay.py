@@ -12,24 +12,10 @@ import pytest
 import redis
 from headrace.contract import JobRequest, JobStatus
 
-from ledger import Ledger, migrate
+from ledger import Ledger
 from ledger.contract import Claim
 from ledger.relay import Relay
 from ledger.transport import CeleryTransport
-
-
-@pytest.fixture
-def url(database_url: str) -> str:
-    migrate.upgrade(database_url)
-    return database_url
-
-
-@pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    ledger = Ledger(url)
-    yield ledger
-    ledger.check()
-    ledger.close()
 
 
 @pytest.fixture
@@ -74,10 +60,10 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_a_relay_that_is_killed_half_way_loses_nothing(
-    ledger: Ledger, url: str, seen: CeleryTransport, broker_url: str, relay: Relay
+    ledger: Ledger, migrated_url: str, seen: CeleryTransport, broker_url: str, relay: Relay
 ) -> None:
     ids = submit(ledger, 120)
-    child = subprocess.Popen([sys.executable, "-c", RELAY, url, broker_url])
+    child = subprocess.Popen([sys.executable, "-c", RELAY, migrated_url, broker_url])
     took_s(lambda: seen.depth(["m"]) > 0, 30)
     child.kill()
     child.wait()

@@ -1,4 +1,4 @@
-"""A migrated ledger that must be whole at the end of each test, and a way to reach behind it."""
+"""A way to reach behind the ledger, and what its tests share."""
 
 from __future__ import annotations
 
@@ -9,25 +9,11 @@ import pytest
 import sqlalchemy as sa
 from headrace.contract import JobRequest, JobResult, JobStatus, Reason, Usage
 
-from ledger import Ledger, migrate
+from ledger import Ledger
 from ledger.contract import Claim, Lease, Outcome, Verdict
 from ledger.database import make_engine
 
 Sql = Callable[..., Sequence[Any]]
-
-
-@pytest.fixture
-def migrated_url(database_url: str) -> str:
-    migrate.upgrade(database_url)
-    return database_url
-
-
-@pytest.fixture
-def ledger(migrated_url: str) -> Iterator[Ledger]:
-    ledger = Ledger(migrated_url)
-    yield ledger
-    ledger.check()
-    ledger.close()
 
 
 @pytest.fixture

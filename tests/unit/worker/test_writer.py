@@ -11,13 +11,13 @@ import pytest
 from headrace.contract import JobRequest, JobResult, JobStatus, ModelCard, Reason, new_job_id
 
 from ledger import Ledger
-from ledger.contract import Claim, ClaimResult, Verdict
+from ledger.contract import Claim, ClaimResult, Outcome, Verdict
 from ledger.migrate import upgrade
 from tests.outage import outage
 from tests.workers import eventually
 from worker.draft import ClaimedJob, Draft, Identity, refused
 from worker.orders import Rejection
-from worker.spool import leftovers
+from worker.spool import Spool, leftovers
 from worker.writer import Writer
 
 WHO = Identity("w", "fake", "float32", "r1")
@@ -170,3 +170,24 @@ def test_what_waits_when_the_thread_ends_is_in_the_spool(open_desk: Callable[...
     open_desk()
     eventually(lambda: desk.status(job.lease.job_id) is JobStatus.SUCCEEDED, 10)
     eventually(lambda: not leftovers(tmp_path / "spool"), 5)
+
+
+def test_what_is_no_outcome_in_a_spool_keeps_nothing_from_its_end(
+    open_desk: Callable[..., Desk], tmp_path: Path
+) -> None:
+    desk = open_desk()
+    good, bad = desk.run(), desk.run()
+    desk.writer.stop(5)
+    spool = Spool(tmp_path / "spool")
+    spool.append(
+        [
+            Outcome(bad.lease, JobStatus.RUNNING),
+            Outcome(good.lease, JobStatus.SUCCEEDED, JobResult(text="x", finish_reason="stop")),
+        ]
+    )
+    spool.close()
+    (tmp_path / "spool" / "folder.jsonl").mkdir()
+    again = open_desk()
+    eventually(lambda: desk.status(good.lease.job_id) is JobStatus.SUCCEEDED, 10)
+    eventually(lambda: not leftovers(tmp_path / "spool"), 5)
+    assert again.run().lease.attempt == 1
