@@ -8,7 +8,7 @@ from typing import Protocol
 
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
-from kernels.sampling import SamplingBatch
+from kernels.sampling import Sampled, SamplingBatch
 from text.bundle import TextBundle
 
 
@@ -70,8 +70,8 @@ class Model(Protocol):
         """Reserve the KV storage; called once, before the first step."""
         ...
 
-    def execute(self, batch: Batch) -> list[int]:
-        """Run one step: write the KV of its T tokens and return S sampled token ids."""
+    def execute(self, batch: Batch) -> Sampled:
+        """Run one step: write the KV of its T tokens and choose a token for each of its S rows."""
         ...
 
     def close(self) -> None:

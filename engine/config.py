@@ -26,8 +26,31 @@ class EngineConfig:
     """Size of the KV pool; by default what `gpu_memory_utilization` leaves on a GPU, and 1 GiB on a CPU."""
     gpu_memory_utilization: float = 0.85
     threads: int | None = None
+    quantization: Literal["none", "int8", "gguf"] = "none"
+    """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
+    enable_prefix_caching: bool = True
+    swap_space_bytes: int = 256 * 2**20
+    """Host memory for the KV of preempted requests; 0 always computes it again."""
+    batch_window_ms: float = 0.0
+    """How long a new request may wait for companions while the engine is busy; an idle engine starts at once."""
+    prefill_share: float = 0.25
+    """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
+    aging_s: float = 60.0
+    """A waiting request rises by one class of priority each time it has waited for this long."""
+    memory_margin: float = 0.2
+    """Share of the memory left after the weights that admission keeps free."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("swap_space_bytes", "batch_window_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("prefill_share", "gpu_memory_utilization"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be over 0 and at most 1, got {getattr(self, name)}")
+        if not 0 <= self.memory_margin < 1:
+            raise ValueError(f"memory_margin must be from 0 to under 1, got {self.memory_margin}")
+        if self.aging_s <= 0:
+            raise ValueError(f"aging_s must be over 0, got {self.aging_s}")

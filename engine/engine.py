@@ -260,7 +260,7 @@ class Engine:
 
     def _execute(self, chunks: Sequence[Chunk]) -> list[int]:
         batch = build_batch(chunks, self._config.page_size)
-        tokens = self._model.execute(batch)
+        tokens = self._model.execute(batch).tokens
         if len(tokens) != len(batch.sample_rows):
             raise RuntimeError(f"the model returned {len(tokens)} tokens for {len(batch.sample_rows)} rows")
         if tokens and not (min(tokens) >= 0 and max(tokens) < self._model.info.vocab_size):

@@ -24,6 +24,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from engine.batch import CPU_KV_BYTES, Batch, Model, ModelInfo
+from kernels.sampling import Sampled
 from text.bundle import TextBundle
 
 _OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int}
@@ -93,7 +94,7 @@ class FakeModel:
     def allocate_kv(self, pages: int, page_size: int) -> None:
         self._pages, self._page_size = pages, page_size
 
-    def execute(self, batch: Batch) -> list[int]:
+    def execute(self, batch: Batch) -> Sampled:
         if self.step_s:
             time.sleep(self.step_s)
         self._write(batch)
@@ -102,7 +103,8 @@ class FakeModel:
             context = self._read(batch, row)
             ends.append(self._obey(context))
         row_of = {end - 1: row for row, end in enumerate(batch.query_start[1:])}
-        return [self._next(batch, at, sampled, ends[row_of[at]]) for sampled, at in enumerate(batch.sample_rows)]
+        rows = enumerate(batch.sample_rows)
+        return Sampled([self._next(batch, at, sampled, ends[row_of[at]]) for sampled, at in rows])
 
     def close(self) -> None:
         self._kv.clear()

@@ -75,6 +75,12 @@ class EngineRequest:
     messages: tuple[dict[str, str], ...] | None = None
     priority: int = 0
     """Lower runs first; equal ones in order of arrival."""
+    tenant: str = "default"
+    """Whose share of the tokens it counts against."""
+    deadline_s: float | None = None
+    """Monotonic moment after which it isn't wanted: it ends with reason `abort` then, waiting or running."""
+    namespace: str = ""
+    """Prefixes are shared with requests of the same namespace only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from engine.model.hf_dir import HFWeights
 from kernels import ensure_ours
 from kernels.protocol import AttentionMetadata, KVSpec
 from kernels.registry import get_kernels
+from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
 
@@ -87,16 +88,15 @@ class TorchModel:
         self._page_size = page_size
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> list[int]:
+    def execute(self, batch: Batch) -> Sampled:
         decoder = self._open()
         if not self._kv:
             raise RuntimeError("allocate_kv must be called before the first step")
         token_ids, meta, rows = self._upload(batch)
         logits = decoder.forward(token_ids, meta, self._kv, rows)
         if not batch.sample_rows:
-            return []
-        tokens: list[int] = decoder.kernels.sample(logits, batch.sampling).tolist()
-        return tokens
+            return Sampled([])
+        return decoder.kernels.sample(logits, batch.sampling)
 
     def close(self) -> None:
         self._decoder = None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.sampling import SamplingBatch
+from kernels.sampling import Sampled, SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class Kernels(Protocol):
         """Copy pages `source` [n] onto pages `target` [n]."""
         ...
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        """Choose a token for each row of logits [S, V] float32 -> [S] int64.
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
+        """Choose a token for each row of logits [S, V] float32, and report the logprobs that are asked for.
 
         Greedy rows take the lowest id of the greatest logit, whatever else is in the batch. The
         random number of a sampled row depends on its (seed, position) alone.

@@ -11,7 +11,7 @@ from torch.nn import functional
 from kernels.protocol import AttentionMetadata, KVSpec, Linear
 from kernels.reference_attention import AttentionPlan, PagedKV, attend, plan
 from kernels.reference_sampling import sample
-from kernels.sampling import SamplingBatch
+from kernels.sampling import Sampled, SamplingBatch
 
 PACKED_FOR_ROWS = 64
 """Rows that the packed layout of a weight is chosen for; any number of rows may be multiplied with it."""
@@ -111,8 +111,8 @@ class ReferenceKernels:
         kv.keys[target] = kv.keys[source]
         kv.values[target] = kv.values[source]
 
-    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        return sample(logits, batch)
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
+        return Sampled(sample(logits, batch).tolist())
 
 
 def _onednn_has(dtype: torch.dtype) -> bool:

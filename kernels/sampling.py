@@ -6,13 +6,56 @@ same on each device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 GREEDY_TEMPERATURE = 1e-5
 """Below it a row is greedy: the scaled logits would leave float32."""
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """Changes to one row's logits, applied in the order of the fields, greedy or not.
+
+    Repetition divides positive logits and multiplies negative ones, for tokens of the prompt or the
+    output; frequency subtracts for each occurrence in the output, presence once for any.
+    """
+
+    tokens: Sequence[int] = ()
+    """Every token known; empty if there are no penalties."""
+    prompt_tokens: int = 0
+    """How many of `tokens` are the prompt."""
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    """(token id, addition)."""
+    allowed: bytes | None = None
+    """One bit for each id of the vocabulary, the lowest of a byte first; ids without it are masked."""
+
+
+class TokenLogprobs(NamedTuple):
+    """The raw log-softmax of one row: before temperature, cuts, penalties and masks."""
+
+    token: int
+    logprob: float
+    rank: int
+    """1 for the likeliest."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens in descending order, equal ones by id."""
+
+
+class Sampled(NamedTuple):
+    """What a step chose for its S rows."""
+
+    tokens: list[int]
+    """[S]; the forced token of a forced row."""
+    logprobs: list[TokenLogprobs | None] | None = None
+    """[S], or None if no row reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +84,12 @@ class SamplingBatch:
 
     Ids past the vocabulary are not listed: the model cuts its logits to `ModelInfo.vocab_size`.
     """
+    adjust: tuple[Adjustment | None, ...] | None = None
+    """What changes a row's logits before anything is chosen; None if no row has any."""
+    forced: tuple[int, ...] | None = None
+    """The token of a row that is scored and not sampled, -1 for the others; None if no row is forced."""
+    logprobs: tuple[int, ...] | None = None
+    """Likeliest tokens to report of each row beside the chosen one, -1 for none at all; None if no row reports."""
 
     def is_greedy(self, row: int) -> bool:
         """Whether the row takes the greatest logit and needs no random number."""

@@ -40,6 +40,19 @@ class ModelSettings(BaseModel):
     max_num_batched_tokens: int = Field(1024, ge=1)
     page_size: int = Field(16, ge=4)
     threads: int | None = Field(None, ge=1)
+    quantization: Literal["none", "int8", "gguf"] = "none"
+    """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
+    enable_prefix_caching: bool = True
+    swap_space_bytes: int = Field(256 * 2**20, ge=0)
+    """Host memory for the KV of preempted requests; 0 always computes it again."""
+    batch_window_ms: float = Field(0.0, ge=0, le=10_000)
+    """How long a new request may wait for companions while the engine is busy; an idle engine starts at once."""
+    prefill_share: float = Field(0.25, gt=0, le=1)
+    """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
+    aging_s: float = Field(60.0, gt=0)
+    """A waiting request rises by one class of priority each time it has waited for this long."""
+    memory_margin: float = Field(0.2, ge=0, lt=1)
+    """Share of the memory left after the weights that admission keeps free."""
 
     @cached_property
     def name(self) -> str:

@@ -103,6 +103,13 @@ def engine_config(settings: Settings) -> EngineConfig:
         kv_cache_bytes=asked.kv_cache_bytes,
         gpu_memory_utilization=asked.gpu_memory_utilization,
         threads=asked.threads,
+        quantization=asked.quantization,
+        enable_prefix_caching=asked.enable_prefix_caching,
+        swap_space_bytes=asked.swap_space_bytes,
+        batch_window_ms=asked.batch_window_ms,
+        prefill_share=asked.prefill_share,
+        aging_s=asked.aging_s,
+        memory_margin=asked.memory_margin,
     )
 
 

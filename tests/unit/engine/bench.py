@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine, StepResult
 from engine.fake import FakeModel
 from engine.request import EngineRequest, RequestOutput, SamplingParams
+from kernels.sampling import Sampled
 
 PAGE_BYTES = 4 * 1024
 """Of the fake model, with pages of 4 tokens."""
@@ -86,7 +87,7 @@ class RaisingModel(FakeModel):
         self.broken = broken
         self.calls = 0
 
-    def execute(self, batch: Batch) -> list[int]:
+    def execute(self, batch: Batch) -> Sampled:
         self.calls += 1
         if self.broken(batch):
             raise RuntimeError("out of order")

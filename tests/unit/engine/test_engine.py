@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine, ModelFailed
 from engine.fake import END_ID, FakeModel, fake_text
 from engine.request import EngineRequest, FinishReason, RequestRefused, SamplingParams
+from kernels.sampling import Sampled
 from tests.unit.engine.bench import Bench, RaisingModel, make_bench, scripted
 
 ENDLESS = {"max_tokens": 500}
@@ -419,8 +420,8 @@ class TestFailure:
         """https://github.com/vllm-project/vllm/issues/13175"""
 
         class Wrong(FakeModel):
-            def execute(self, batch: Batch) -> list[int]:
-                return answer if batch.known_tokens[0] != [0] else [0]
+            def execute(self, batch: Batch) -> Sampled:
+                return Sampled(answer if batch.known_tokens[0] != [0] else [0])
 
         output = make_bench(Wrong()).one((5,))
         assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
@@ -431,7 +432,7 @@ class TestSampling:
         seen: list[tuple[int, ...]] = []
 
         class Watched(FakeModel):
-            def execute(self, batch: Batch) -> list[int]:
+            def execute(self, batch: Batch) -> Sampled:
                 seen.append(batch.sampling.seed)
                 return super().execute(batch)
 

@@ -27,7 +27,7 @@ def model() -> FakeModel:
 
 
 def test_the_next_token_is_a_function_of_the_last_and_its_position(model: FakeModel) -> None:
-    [token] = model.execute(build_batch([Chunk(sequence([3, 1], [7, 8, 9, 10, 11]), 0, 5)], 4))
+    [token] = model.execute(build_batch([Chunk(sequence([3, 1], [7, 8, 9, 10, 11]), 0, 5)], 4)).tokens
     assert token == fake_token(11, 5)
 
 
@@ -66,7 +66,7 @@ def test_a_mark_kills_the_process() -> None:
 def test_banned_tokens_are_not_chosen(model: FakeModel) -> None:
     banned = tuple(range(32, 262))
     row = replace(sequence([0], [1]), end_ids=banned, ends_from=9)
-    assert model.execute(build_batch([Chunk(row, 0, 1)], 4)) == [0]
+    assert model.execute(build_batch([Chunk(row, 0, 1)], 4)).tokens == [0]
 
 
 def test_a_step_takes_its_time() -> None:

@@ -82,7 +82,7 @@ def step(model: TorchModel, work: list[tuple[Run, int]], free: list[int]) -> Non
             banned=((),) * len(runs),
         ),
     )
-    chosen = model.execute(batch)
+    chosen = model.execute(batch).tokens
     assert len(chosen) == len(runs)
     for (run, n), end in zip(work, ends, strict=True):
         run.computed = end

@@ -15,6 +15,7 @@ from engine.contract import EngineHost
 from engine.fake import FakeModel
 from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenDelta
 from engine.thread import EngineThread
+from kernels.sampling import Sampled
 
 
 class Recorder:
@@ -241,7 +242,7 @@ class Broken(FakeModel):
 
     broken = False
 
-    def execute(self, batch: Batch) -> list[int]:
+    def execute(self, batch: Batch) -> Sampled:
         if self.broken:
             raise RuntimeError("device lost")
         time.sleep(0.002)

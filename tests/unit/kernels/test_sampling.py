@@ -41,7 +41,7 @@ def logits(rows: int, vocab: int = VOCAB, seed: int = 0, scale: float = 3.0) -> 
 
 
 def drawn(kernels: Kernels, rows: Tensor, **parameters: Any) -> list[int]:
-    return kernels.sample(rows.clone(), batch(len(rows), **parameters)).tolist()
+    return kernels.sample(rows.clone(), batch(len(rows), **parameters)).tokens
 
 
 def order(row: Tensor) -> list[int]:

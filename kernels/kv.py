@@ -1,0 +1,52 @@
+"""How keys and values lie in the arena, in plain integers: no torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+UNIT_BYTES = 4 * 2**20
+"""The arena is committed in units of this size."""
+MOST_WASTE = 0.05
+"""Share of an extent that may be left over after its pages."""
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """Pages of `page_size` tokens, each with all layers behind one another, carved from extents of one size.
+
+    Page `id` begins at `offset_bytes(id)` of the arena; layer l of it at `l * layer_bytes` behind that. How
+    keys and values lie within a layer's block is the kernels' own affair.
+    """
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    element_bytes: int
+    page_size: int
+
+    @cached_property
+    def layer_bytes(self) -> int:
+        """Keys and values of one page in one layer."""
+        return 2 * self.kv_heads * self.head_size * self.page_size * self.element_bytes
+
+    @cached_property
+    def page_bytes(self) -> int:
+        return self.layers * self.layer_bytes
+
+    @cached_property
+    def extent_bytes(self) -> int:
+        """The smallest power of two of units that wastes at most `MOST_WASTE` of itself."""
+        extent = UNIT_BYTES
+        while extent < self.page_bytes or extent % self.page_bytes > MOST_WASTE * extent:
+            extent *= 2
+        return extent
+
+    @cached_property
+    def pages_per_extent(self) -> int:
+        return self.extent_bytes // self.page_bytes
+
+    def offset_bytes(self, page: int) -> int:
+        """Where a page begins in the arena."""
+        extent, index = divmod(page, self.pages_per_extent)
+        return extent * self.extent_bytes + index * self.page_bytes
