@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.model import open_files, revision
+from engine.model.decoder import to_torch
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
 from engine.model.hf_dir import HFDirectory, file_name
@@ -55,7 +56,9 @@ def _write_weights(files: GGUFFile, directory: Path) -> None:
     names = ["embedding", "norm", *([] if spec.tied_head else ["head"])]
     names += [f"{layer}.{part}" for layer in range(spec.layers) for part in LAYER_PARTS]
     model = LlamaForCausalLM(_llama_config(spec, files.text))
-    missing, unexpected = model.load_state_dict({file_name(name): weights[name] for name in names}, strict=False)
+    missing, unexpected = model.load_state_dict(
+        {file_name(name): to_torch(weights[name]) for name in names}, strict=False
+    )
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise SystemExit(f"the conversion misses {missing} and has too much: {unexpected}")
     model.tie_weights()

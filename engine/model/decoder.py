@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.spec import ModelSpec, RopeSpec
-from engine.model.weights import Weights
+from engine.model.rotary import rotary_table_of
+from engine.model.spec import ModelSpec
+from engine.model.weights import StoredTensor, Weights
 from kernels.protocol import AttentionMetadata, Kernels, Linear
 
 
@@ -95,13 +97,12 @@ def build_weights(
     loader = _Loader(source, kernels, dtype, device)
     embedding = loader.matrix("embedding")
     head = embedding if spec.tied_head else loader.matrix("head")
-    factors = source["rope_factors"].float() if "rope_factors" in source else None
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(_layer(spec, loader, i) for i in range(spec.layers)),
         norm=loader.norm("norm"),
         head=kernels.linear(head[:vocab_size]),
-        cos_sin=rotary_table(spec.rope, spec.head_size, positions, factors).to(device),
+        cos_sin=torch.from_numpy(rotary_table_of(spec, source, positions)).to(device),
     )
 
 
@@ -126,10 +127,10 @@ class _Loader:
     device: torch.device
 
     def norm(self, name: str) -> Tensor:
-        return self.source[name].to(self.device, torch.float32)
+        return torch.from_numpy(self.source[name].float32()).to(self.device)
 
     def matrix(self, name: str) -> Tensor:
-        return self.source[name].to(self.device, self.dtype)
+        return to_torch(self.source[name]).to(self.device, self.dtype)
 
     def linear(self, names: Sequence[str], *, bias: bool) -> Linear:
         """Matrices of the same input as one."""
@@ -137,16 +138,10 @@ class _Loader:
         return self.kernels.linear(weight, torch.cat([self.matrix(f"{n}.bias") for n in names]) if bias else None)
 
 
-def rotary_table(rope: RopeSpec, head_size: int, positions: int, factors: Tensor | None = None) -> Tensor:
-    """Cosines and sines [positions, 2, head_size / 2] float32; `factors` [head_size / 2] divide the frequencies."""
-    frequency = rope.theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    if rope.llama3 is not None:
-        scaling = rope.llama3
-        turns = scaling.original_context_len * frequency / (2 * math.pi)
-        share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        share = share.clamp(0, 1)
-        frequency = frequency * (share + (1 - share) / scaling.factor)
-    if factors is not None:
-        frequency = frequency / factors.double()
-    angle = torch.arange(positions, dtype=torch.float64)[:, None] * (frequency / rope.linear_factor)
-    return torch.stack([angle.cos(), angle.sin()], dim=1).float()
+def to_torch(stored: StoredTensor) -> Tensor:
+    """Elements in the file's own type, blocks as float32."""
+    if stored.kind == "BF16":
+        return torch.from_numpy(stored.data.view(np.int16).copy()).view(torch.bfloat16)
+    if stored.kind == "F16":
+        return torch.from_numpy(stored.data.copy())
+    return torch.from_numpy(stored.float32())

@@ -16,7 +16,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-from numpy.typing import NDArray
+
+from engine.model.weights import StoredTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -27,6 +28,7 @@ _SCALARS = {
     gguf.GGUFValueType.UINT64: "Q", gguf.GGUFValueType.INT64: "q", gguf.GGUFValueType.FLOAT32: "f",
     gguf.GGUFValueType.FLOAT64: "d", gguf.GGUFValueType.BOOL: "?",
 }  # fmt: skip
+_ELEMENTS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
 class CorruptGGUF(ValueError):
@@ -63,15 +65,15 @@ class GGUFHeader:
         except (struct.error, UnicodeDecodeError, ValueError) as error:
             raise CorruptGGUF(f"{path} is not a readable GGUF file: {error}") from error
 
-    def dequantize(self, name: str) -> NDArray[np.float32]:
-        """The tensor as float32, rows first; never a view of the file."""
+    def stored(self, name: str) -> StoredTensor:
+        """The tensor as a view of the file."""
         info = self.tensors[name]
+        kind = info.type.name
+        if kind in _ELEMENTS:
+            data = np.frombuffer(self._map, _ELEMENTS[kind], prod(info.shape), info.start)
+            return StoredTensor(kind, info.shape, data.reshape(info.shape))
         raw = np.frombuffer(self._map, np.uint8, info.size_bytes, info.start)
-        values: NDArray[np.float32] = gguf.dequantize(raw.reshape(-1, self._row_bytes(info)), info.type)
-        return values.reshape(info.shape) if values.flags.writeable else values.reshape(info.shape).copy()
-
-    def _row_bytes(self, info: TensorInfo) -> int:
-        return info.size_bytes // max(1, prod(info.shape[:-1]))
+        return StoredTensor(kind, info.shape, raw.reshape(max(1, prod(info.shape[:-1])), -1))
 
     def _parse(self) -> None:
         if self._map[:4] != MAGIC:

@@ -1,12 +1,10 @@
-"""The weights of a GGUF file, dequantised at load by the `gguf` package."""
+"""The weights of a GGUF file. No torch here."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from engine.model.gguf_header import GGUFHeader
 from engine.model.spec import ModelSpec
+from engine.model.weights import StoredTensor
 
 _LAYER_NAMES = {
     "attn_norm": "attn_norm",
@@ -39,11 +37,11 @@ class GGUFWeights:
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and file_name(name) in self._header.tensors
 
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = torch.from_numpy(self._header.dequantize(file_name(name)))
+    def __getitem__(self, name: str) -> StoredTensor:
+        tensor = self._header.stored(file_name(name))
         part = name.partition(".")[2].removesuffix(".bias")
         if self._spec.architecture == "llama" and part in ("q", "k"):
-            return unpermute(tensor, self._spec.heads if part == "q" else self._spec.kv_heads)
+            return tensor.unpermuted(self._spec.heads if part == "q" else self._spec.kv_heads)
         return tensor
 
 
@@ -53,8 +51,3 @@ def file_name(name: str) -> str:
         return _NAMES[name]
     layer, part, *bias = name.split(".")
     return f"blk.{layer}.{_LAYER_NAMES[part]}.{'bias' if bias else 'weight'}"
-
-
-def unpermute(tensor: Tensor, heads: int) -> Tensor:
-    """Undo what llama.cpp's converter does to the rows of q and k: pairs of one rotation side by side -> halves."""
-    return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

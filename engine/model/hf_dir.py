@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.model.safetensors_file import SafetensorsFile
 from engine.model.spec import ModelSpec, UnsupportedModel, spec_from_hf
+from engine.model.weights import StoredTensor
 from text.bundle import TextBundle
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -66,8 +65,6 @@ class HFDirectory:
     @cached_property
     def tensor_files(self) -> dict[str, Path]:
         """The file of each tensor, by its name in the files."""
-        from safetensors import safe_open
-
         if (self.path / INDEX).is_file():
             return {name: self.path / file for name, file in self._json(INDEX)["weight_map"].items()}
         single = self.path / _SINGLE
@@ -77,8 +74,7 @@ class HFDirectory:
                 f"{self.path} has no {_SINGLE} and no {INDEX}."
                 + (" Its .bin/.pt files are pickles, which can run code when read; convert them." if pickled else "")
             )
-        with safe_open(single, framework="numpy") as file:
-            return dict.fromkeys(file.keys(), single)
+        return dict.fromkeys(SafetensorsFile(single).names, single)
 
     @property
     def files(self) -> list[Path]:
@@ -109,16 +105,13 @@ class HFWeights:
 
     def __init__(self, directory: HFDirectory) -> None:
         self._files = directory.tensor_files
+        self._open = lru_cache(maxsize=None)(SafetensorsFile)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and file_name(name) in self._files
 
-    def __getitem__(self, name: str) -> Tensor:
-        from safetensors import safe_open
-
-        with safe_open(self._files[file_name(name)], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(file_name(name))
-            return tensor
+    def __getitem__(self, name: str) -> StoredTensor:
+        return self._open(self._files[file_name(name)])[file_name(name)]
 
 
 def file_name(name: str) -> str:

@@ -1,10 +1,40 @@
-"""A model's tensors under one set of names, whatever file they come from."""
+"""A model's tensors under one set of names, as their file holds them. No torch here."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from torch import Tensor
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor in the form of its file. Read only: it may be a view of the file."""
+
+    kind: str
+    """`F32`, `F16`, `BF16`, or a block type of GGUF, as the `gguf` package names it: `Q4_1`."""
+    shape: tuple[int, ...]
+    """Rows first, in elements."""
+    data: NDArray[Any]
+    """float32, float16 or uint16 (bfloat16) of `shape`; of a block type uint8 [rows, bytes of a row]."""
+
+    def float32(self) -> NDArray[np.float32]:
+        """Its values in `shape`, never a view of the file."""
+        if self.kind == "BF16":
+            return (self.data.astype(np.uint32) << 16).view(np.float32)
+        if self.kind in ("F32", "F16"):
+            return self.data.astype(np.float32)
+        values: NDArray[np.float32] = gguf.dequantize(self.data, gguf.GGMLQuantizationType[self.kind])
+        return values.reshape(self.shape)
+
+    def unpermuted(self, heads: int) -> StoredTensor:
+        """Undo what llama.cpp's converter does to the rows of q and k: pairs of one rotation beside each other, where
+        halves of a head should be. Blocks lie within rows, so they move as they are."""
+        rows = self.data.reshape(heads, -1, 2, *self.data.shape[1:]).swapaxes(1, 2)
+        return StoredTensor(self.kind, self.shape, rows.reshape(self.data.shape))
 
 
 class Weights(Protocol):
@@ -16,6 +46,6 @@ class Weights(Protocol):
 
     def __contains__(self, name: object) -> bool: ...
 
-    def __getitem__(self, name: str) -> Tensor:
-        """The tensor, float32 or the file's own type. It isn't kept: each call reads it again."""
+    def __getitem__(self, name: str) -> StoredTensor:
+        """It isn't kept: each call reads it again."""
         ...

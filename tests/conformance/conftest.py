@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.model.decoder import to_torch
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
 
@@ -47,11 +48,14 @@ def reference(demo_model: Path) -> Any:
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config).float().eval()
-    state = {"model.embed_tokens.weight": weights["embedding"], "model.norm.weight": weights["norm"]}
+    state = {
+        "model.embed_tokens.weight": to_torch(weights["embedding"]),
+        "model.norm.weight": to_torch(weights["norm"]),
+    }
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     for layer in range(spec.layers):
         for part, name in PARTS.items():
-            state[f"model.layers.{layer}.{name}.weight"] = weights[f"{layer}.{part}"]
+            state[f"model.layers.{layer}.{name}.weight"] = to_torch(weights[f"{layer}.{part}"])
     model.load_state_dict(state)
     model.tie_weights()
     return model

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.decoder import Decoder, build_weights, rotary_table
+from engine.model.decoder import Decoder, build_weights
 from engine.model.hf_dir import HFDirectory, HFWeights
-from engine.model.spec import Llama3Scaling, RopeSpec
 from kernels.protocol import AttentionMetadata, KVSpec
 from kernels.reference import ReferenceKernels
 
@@ -109,27 +108,3 @@ def test_only_the_wanted_rows_get_logits(save_random: Save, rows: list[int]) -> 
     some = Stepper(directory).step([3, 4, 5, 6, 7], rows)
     assert some.shape == (len(rows), 96)
     torch.testing.assert_close(some, every[rows])
-
-
-class TestRotaryTable:
-    def test_angle_is_position_times_frequency(self) -> None:
-        table = rotary_table(RopeSpec(theta=100.0), 4, 8)
-        assert table.shape == (8, 2, 2)
-        angles = torch.tensor([5.0, 5.0 * 100 ** (-0.5)])
-        torch.testing.assert_close(table[5], torch.stack([angles.cos(), angles.sin()]))
-
-    def test_linear_scaling_divides_positions(self) -> None:
-        plain, scaled = rotary_table(RopeSpec(10.0), 8, 9), rotary_table(RopeSpec(10.0, linear_factor=4.0), 8, 9)
-        torch.testing.assert_close(scaled[8], plain[2])
-
-    def test_factors_divide_frequencies(self) -> None:
-        plain, scaled = (rotary_table(RopeSpec(10.0), 4, 9, factors) for factors in (None, torch.tensor([1.0, 4.0])))
-        torch.testing.assert_close(scaled[8, :, 0], plain[8, :, 0])
-        torch.testing.assert_close(scaled[8, :, 1], plain[2, :, 1])
-
-    def test_llama3_leaves_fast_and_divides_slow_frequencies(self) -> None:
-        scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_len=8192)
-        plain = rotary_table(RopeSpec(500000.0), 128, 9)
-        scaled = rotary_table(RopeSpec(500000.0, llama3=scaling), 128, 9)
-        torch.testing.assert_close(scaled[:, :, 0], plain[:, :, 0])
-        torch.testing.assert_close(scaled[8, :, -1], plain[1, :, -1])

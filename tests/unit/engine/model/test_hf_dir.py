@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.model.decoder import to_torch
 from engine.model.digest import revision_of
 from engine.model.hf_dir import INDEX, HFDirectory, HFWeights
 from engine.model.spec import UnsupportedModel
@@ -89,9 +90,9 @@ class TestTensors:
         assert (path / INDEX).is_file()
         weights = HFWeights(HFDirectory(path))
         state = model.state_dict()
-        assert torch.equal(weights["2.down"], state["model.layers.2.mlp.down_proj.weight"])
-        assert torch.equal(weights["0.k.bias"], state["model.layers.0.self_attn.k_proj.bias"])
-        assert torch.equal(weights["embedding"], state["model.embed_tokens.weight"])
+        assert torch.equal(to_torch(weights["2.down"]), state["model.layers.2.mlp.down_proj.weight"])
+        assert torch.equal(to_torch(weights["0.k.bias"]), state["model.layers.0.self_attn.k_proj.bias"])
+        assert torch.equal(to_torch(weights["embedding"]), state["model.embed_tokens.weight"])
         assert "head" in weights
         assert "rope_factors" not in weights
 
