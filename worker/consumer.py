@@ -14,6 +14,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 from headrace.contract import JobStatus, Reason, utc_now
 
+from worker.envelope import BrokenEnvelope
 from worker.failures import JobFailed
 from worker.intake import RAW_LIMIT_CHARS, rejected_id
 from worker.orders import Rejection
@@ -46,6 +47,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         return on_task_received
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
+        if isinstance(exc, BrokenEnvelope):
+            self.refuse(message, str(exc))
+            return
         self.refuse(message, f"the body can't be decoded as {message.content_type}: {type(exc).__name__}")
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
@@ -76,7 +80,7 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
             self.pool.post(message.ack_log_error, log, self.connection_errors)
 
         services.writer.reject(rejection, recorded)
-        if isinstance(task_id, str) and task_id:
+        if is_text(task_id):
             backend = self.app.backend
             services.telemetry.result(lambda: backend.store_result(task_id, failure, states.FAILURE), _nobody)
             if self.event_dispatcher:
@@ -119,11 +123,20 @@ def fault(message: Any) -> str | None:
     # Enough messages for later would keep all others out.
     if eta and maybe_make_aware(maybe_iso8601(eta)) > utc_now():
         return "eta and countdown are not supported: send the job when it is due"
+    if not isinstance(message.headers.get("shadow"), str | None):
+        return "the task's name to be shown (shadow) must be text"
+    if not all(isinstance(limit, int | float | None) for limit in message.headers.get("timelimit") or ()):
+        return "the time limits must be numbers of seconds"
     with suppress(Exception):  # what can't be decoded is told by Celery
         body = message.payload
         if isinstance(body, list | tuple) and [type(part) for part in body] != [list, dict, dict]:
             return "the body must be [arguments, keyword arguments, options]"
     return None
+
+
+def is_text(task_id: object) -> bool:
+    """Whether a result can be stored under the id: somebody may wait for it, also if no job can have it."""
+    return isinstance(task_id, str) and bool(task_id) and task_id.encode(errors="ignore").decode() == task_id
 
 
 def _nobody(_: object) -> None:

@@ -22,6 +22,8 @@ from headrace.contract import utc_now
 from headrace.wire import VISIBILITY_TIMEOUT_S, WORKER_KEY_TTL_S, worker_key
 from kombu.transport import redis as transport
 
+from worker.envelope import JobMessage
+
 if TYPE_CHECKING:
     from worker.pool import EnginePool
 
@@ -69,6 +71,7 @@ class JobChannel(transport.Channel):
     """A channel whose reader outlives what isn't even a message."""
 
     QoS = LeasedQoS
+    Message = JobMessage
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

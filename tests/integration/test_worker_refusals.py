@@ -93,10 +93,19 @@ WITH_ITS_ID: dict[str, Spoil] = {
     "options are a list": lambda m: m.update(body=base64.b64encode(b"[[], {}, []]").decode()),
     "a type that is no text": lambda m: m.update({"content-type": "\ud800"}),
     "Celery's own task": lambda m: m["headers"].update(task="celery.accumulate"),
+    "limits are text": lambda m: m["headers"].update(timelimit=["soon", "late"]),
+    "a shadow that is no text": lambda m: m["headers"].update(shadow=["a", "list"]),
+    "no base64": lambda m: m.update(body="***"),
+    "no properties": lambda m: m.pop("properties"),
+    "properties are a list": lambda m: m.update(properties=[1]),
+    "no tag": lambda m: m["properties"].pop("delivery_tag"),
+    "null tag": lambda m: m["properties"].update(delivery_tag=None),
+    "no delivery": lambda m: m["properties"].update(delivery_info=None),
+    "delivery is text": lambda m: m["properties"].update(delivery_info="here"),
+    "odd body encoding": lambda m: m["properties"].update(body_encoding=["a"]),
 }
 """Messages that still say which job they were."""
 BEYOND_HELP: dict[str, Spoil] = {
-    "no base64": lambda m: m.update(body="***"),
     "odd encoding": lambda m: m.update({"content-encoding": "klingon"}),
     "no type": lambda m: m.update({"content-type": None}),
     "no task": lambda m: m["headers"].pop("task"),
@@ -105,8 +114,7 @@ BEYOND_HELP: dict[str, Spoil] = {
     "odd limits": lambda m: m["headers"].update(timelimit="long"),
     "no headers": lambda m: m.update(headers={}),
     "null headers": lambda m: m.update(headers=None),
-    "no properties": lambda m: m.pop("properties"),
-    "no tag": lambda m: m["properties"].pop("delivery_tag"),
+    "headers are text": lambda m: m.update(headers="none"),
 }
 """Messages of which it is enough that nothing else suffers."""
 
