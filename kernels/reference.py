@@ -112,7 +112,7 @@ class ReferenceKernels:
         kv.values[target] = kv.values[source]
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
-        return Sampled(sample(logits, batch).tolist())
+        return sample(logits, batch)
 
 
 def _onednn_has(dtype: torch.dtype) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.sampling import SamplingBatch, uniform
+from kernels.sampling import Adjustment, Sampled, SamplingBatch, TokenLogprobs, uniform
 
 HEAD_TOKENS = 128
 
@@ -51,17 +51,93 @@ class Head:
     """[s, 1] how many of them are certain: those behind may tie with tokens outside."""
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Choose a token for each row of logits [S, V] float32 -> [S] int64; bans are written into `logits`."""
-    for row, banned in enumerate(batch.banned):
-        if banned:
-            logits[row, list(banned)] = float("-inf")
+def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
+    """Choose a token for each row of logits [S, V] float32; adjustments and bans are written into `logits`."""
+    counts = batch.logprobs or ()
+    reporting = [row for row, count in enumerate(counts) if count >= 0]
+    raw = logits[reporting] if reporting else None
+    _adjust(logits, batch)
     chosen = logits.argmax(dim=-1)
     rows = [row for row in range(len(batch.temperature)) if not batch.is_greedy(row)]
     if rows:
         index = torch.tensor(rows, device=logits.device)
         chosen[index] = _draw(logits[index], _cuts(batch, rows, logits))
-    return chosen
+    tokens: list[int] = chosen.tolist()
+    if batch.forced is not None:
+        tokens = [token if forced < 0 else forced for token, forced in zip(tokens, batch.forced, strict=True)]
+    if raw is None:
+        return Sampled(tokens)
+    logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
+    found = _report(raw, [tokens[row] for row in reporting], [counts[row] for row in reporting])
+    for row, report in zip(reporting, found, strict=True):
+        logprobs[row] = report
+    return Sampled(tokens, logprobs)
+
+
+def _adjust(logits: Tensor, batch: SamplingBatch) -> None:
+    """Write what changes the rows' logits, and their bans, into `logits`."""
+    for row, adjustment in enumerate(batch.adjust or ()):
+        if adjustment is not None:
+            _adjust_row(logits[row], adjustment)
+    for row, banned in enumerate(batch.banned):
+        if banned:
+            logits[row, list(banned)] = float("-inf")
+
+
+def _adjust_row(logits: Tensor, adjustment: Adjustment) -> None:
+    """Apply an adjustment to the logits [V] of one row, in float32."""
+    device = logits.device
+    tokens = torch.tensor(adjustment.tokens, dtype=torch.int64, device=device)
+    if adjustment.repetition != 1:
+        factor = torch.tensor(adjustment.repetition, dtype=torch.float32, device=device)
+        penalised = torch.where(logits > 0, logits / factor, logits * factor)
+        logits.copy_(torch.where(tokens.bincount(minlength=len(logits)) > 0, penalised, logits))
+    if adjustment.frequency or adjustment.presence:
+        times = tokens[adjustment.prompt_tokens :].bincount(minlength=len(logits))
+        logits -= times.float() * adjustment.frequency + (times > 0).float() * adjustment.presence
+    if adjustment.bias:
+        ids, additions = zip(*adjustment.bias, strict=True)
+        logits[list(ids)] += torch.tensor(additions, dtype=torch.float32, device=device)
+    if adjustment.allowed is not None:
+        logits.masked_fill_(~_bits(adjustment.allowed, len(logits), device), float("-inf"))
+
+
+def _bits(packed: bytes, count: int, device: torch.device) -> Tensor:
+    """[count] bool, the lowest bit of a byte first."""
+    data = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device)
+    places = torch.arange(8, dtype=torch.uint8, device=device)
+    return ((data[:, None] >> places) & 1).bool().flatten()[:count]
+
+
+def _report(raw: Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
+    """Log-softmax of the chosen token, its rank and the `counts` likeliest of each row of raw logits [r, V]."""
+    ids = torch.tensor(chosen, device=raw.device)[:, None]
+    greatest = raw.amax(dim=-1, keepdim=True)
+    total = (raw - greatest).exp().sum(dim=-1, keepdim=True, dtype=torch.float64).log()
+    own = raw.gather(1, ids)
+    place = torch.arange(raw.shape[1], device=raw.device)
+    rank = ((raw > own) | ((raw == own) & (place < ids))).sum(dim=-1) + 1
+    likeliest = _likeliest(raw, min(max(counts), raw.shape[1]))
+    top = ((raw.gather(1, likeliest) - greatest).double() - total).tolist()
+    logprobs = ((own - greatest).double() - total).flatten().tolist()
+    return [
+        TokenLogprobs(token, logprob, at, tuple(zip(others[:count], values[:count], strict=True)))
+        for token, logprob, at, others, values, count in zip(
+            chosen, logprobs, rank.tolist(), likeliest.tolist(), top, counts, strict=True
+        )
+    ]
+
+
+def _likeliest(raw: Tensor, count: int) -> Tensor:
+    """[r, count] ids of the greatest logits of each row [r, V] in descending order, equal ones by id."""
+    values, ids = raw.topk(count, dim=-1)
+    ids = ids.sort(dim=-1).values
+    ids = ids.gather(1, raw.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices)
+    if count:
+        last = values[:, -1:]
+        for row in ((raw >= last).sum(dim=-1) > count).nonzero().flatten().tolist():
+            ids[row] = raw[row].sort(descending=True, stable=True).indices[:count]
+    return ids
 
 
 def _cuts(batch: SamplingBatch, rows: list[int], logits: Tensor) -> Cuts:

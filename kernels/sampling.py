@@ -44,16 +44,16 @@ class TokenLogprobs(NamedTuple):
     token: int
     logprob: float
     rank: int
-    """1 for the likeliest."""
+    """1 for the likeliest, equal ones in order of their ids."""
     top: tuple[tuple[int, float], ...]
-    """The likeliest tokens in descending order, equal ones by id."""
+    """The likeliest tokens and their logprobs, in descending order, equal ones by id."""
 
 
 class Sampled(NamedTuple):
     """What a step chose for its S rows."""
 
     tokens: list[int]
-    """[S]; the forced token of a forced row."""
+    """[S]; the forced token of a forced row, whatever the other parameters of that row say."""
     logprobs: list[TokenLogprobs | None] | None = None
     """[S], or None if no row reports."""
 
@@ -80,9 +80,10 @@ class SamplingBatch:
     position: tuple[int, ...]
     """Position in the sequence of the token to be chosen."""
     banned: tuple[tuple[int, ...], ...]
-    """Token ids masked to -inf in each row: ends of text before `min_tokens`.
+    """Token ids masked to -inf in each row, after its `adjust`: ends of text before `min_tokens`, bad words.
 
-    Ids past the vocabulary are not listed: the model cuts its logits to `ModelInfo.vocab_size`.
+    One token at least is always left. Ids past the vocabulary are not listed: the model cuts its
+    logits to `ModelInfo.vocab_size`.
     """
     adjust: tuple[Adjustment | None, ...] | None = None
     """What changes a row's logits before anything is chosen; None if no row has any."""
@@ -108,6 +109,14 @@ def uniform(seed: int, position: int) -> float:
     OOPSLA 2014) hashes the seed, then the hash offset by `position` steps of that generator.
     """
     return (_mix((_mix(seed & _MASK) + (position + 1) * _GAMMA) & _MASK) >> 11) * 2.0**-53
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of completion `index` of a request that asks for several: the first has the request's own.
+
+    The others have the top 63 bits of output `index` of SplitMix64 with the state `seed`.
+    """
+    return seed if index == 0 else _mix((seed + index * _GAMMA) & _MASK) >> 1
 
 
 def _mix(z: int) -> int:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.protocol import Kernels
+from kernels.reference import ReferenceKernels
 from kernels.reference_sampling import HEAD_TOKENS
-from kernels.sampling import SamplingBatch, uniform
+from kernels.sampling import Adjustment, SamplingBatch, choice_seed, uniform
 
 VOCAB = 1000
 
@@ -202,6 +205,218 @@ class TestSeeds:
             cells = Counter(int(x * 64) for x in numbers)
             mean = len(numbers) / 64
             assert sum((cells[i] - mean) ** 2 / mean for i in range(64)) < 130
+
+
+class TestAdjustments:
+    """Each by its definition, on a greedy row and on a sampled one."""
+
+    def adjusted(self, kernels: Kernels, row: Tensor, adjustment: Adjustment, **parameters: Any) -> list[int]:
+        rows = row.repeat(200, 1)
+        return drawn(kernels, rows, adjust=(adjustment,) * 200, **parameters)
+
+    def test_repetition_counts_prompt_and_output_once(self, kernels: Kernels) -> None:
+        """https://github.com/vllm-project/vllm-metal/issues/69"""
+        row = torch.full((VOCAB,), -9.0)
+        row[[3, 4, 5, 6]] = torch.tensor([8.0, 7.0, 6.5, 3.0])
+        penalty = Adjustment(tokens=[3, 3, 3, 4], prompt_tokens=3, repetition=1.25)
+        assert set(self.adjusted(kernels, row, penalty, temperature=0.0)) == {5}
+        assert set(self.adjusted(kernels, row, Adjustment(tokens=[4], prompt_tokens=1, repetition=2.0), top_k=1)) == {3}
+
+    def test_repetition_makes_negative_logits_smaller(self, kernels: Kernels) -> None:
+        row = torch.full((VOCAB,), -100.0)
+        row[[3, 4]] = torch.tensor([-1.0, -1.5])
+        penalty = Adjustment(tokens=[3], prompt_tokens=1, repetition=2.0)
+        assert set(self.adjusted(kernels, row, penalty, temperature=0.0)) == {4}
+
+    def test_presence_and_frequency_count_the_output_alone(self, kernels: Kernels) -> None:
+        """https://github.com/vllm-project/vllm-metal/issues/69"""
+        row = torch.full((VOCAB,), -100.0)
+        row[[3, 4, 5]] = torch.tensor([5.0, 4.5, 4.0])
+        tokens = [3, 3, 3, 4, 4, 5]
+        for name in ("presence", "frequency"):
+            prompt_only = Adjustment(tokens=tokens, prompt_tokens=6, **{name: 2.0})
+            assert set(self.adjusted(kernels, row, prompt_only, temperature=0.0)) == {3}
+        once = Adjustment(tokens=tokens, prompt_tokens=3, presence=0.75)
+        assert set(self.adjusted(kernels, row, once, temperature=0.0)) == {3}
+        each = Adjustment(tokens=[9, 3, 3, 4], prompt_tokens=1, frequency=0.4)
+        assert set(self.adjusted(kernels, row, each, temperature=0.0)) == {3}
+        each = Adjustment(tokens=[9, 3, 3, 4], prompt_tokens=1, frequency=0.6)
+        assert set(self.adjusted(kernels, row, each, temperature=0.0)) == {5}
+        any_time = Adjustment(tokens=[9, 3, 3, 4, 4], prompt_tokens=1, presence=1.2)
+        assert set(self.adjusted(kernels, row, any_time, temperature=0.0)) == {5}
+
+    def test_bias_is_added_after_the_penalties(self, kernels: Kernels) -> None:
+        row = torch.zeros(VOCAB)
+        row[7] = 4.0
+        penalty = Adjustment(tokens=[7], prompt_tokens=1, repetition=2.0, bias=((9, 3.0), (8, 2.5)))
+        assert set(self.adjusted(kernels, row, penalty, temperature=0.0)) == {9}
+        assert set(self.adjusted(kernels, row, Adjustment(bias=((9, 3.0), (7, -4.0))), temperature=0.0)) == {9}
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0, 50.0])
+    def test_only_allowed_tokens_are_chosen(self, kernels: Kernels, temperature: float) -> None:
+        for allowed in ({0}, {VOCAB - 1}, {5, 8, 64, 999}, set(range(0, VOCAB, 3))):
+            packed = sum(1 << i for i in allowed).to_bytes(-(-VOCAB // 8), "little")
+            got = set(self.adjusted(kernels, logits(1)[0], Adjustment(allowed=packed), temperature=temperature))
+            assert got <= allowed
+            assert temperature < 50 or len(got) > len(allowed) / 3
+
+    def test_a_ban_holds_whatever_the_bias(self, kernels: Kernels) -> None:
+        row = torch.zeros(VOCAB)
+        packed = ((1 << 3) | (1 << 4)).to_bytes(-(-VOCAB // 8), "little")
+        adjustment = Adjustment(bias=((3, 100.0),), allowed=packed)
+        assert set(self.adjusted(kernels, row, adjustment, banned=(3,), temperature=1.0)) == {4}
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def test_any_mixture_is_its_definition(self, data: st.DataObject) -> None:
+        kernels = ReferenceKernels(torch.device("cpu"))
+        ids = st.integers(0, VOCAB - 1)
+        tokens = data.draw(st.lists(st.integers(0, 20), max_size=30))
+        adjustment = Adjustment(
+            tokens=tokens,
+            prompt_tokens=data.draw(st.integers(0, len(tokens))),
+            repetition=data.draw(st.floats(0.5, 2.0)),
+            frequency=data.draw(st.floats(-2.0, 2.0)),
+            presence=data.draw(st.floats(-2.0, 2.0)),
+            bias=tuple(data.draw(st.dictionaries(ids, st.floats(-5.0, 5.0), max_size=4)).items()),
+        )
+        row = logits(1, seed=data.draw(st.integers(0, 99)))
+        row[0, :21] += 3
+        wanted = by_definition(row[0].tolist(), adjustment)
+        got = kernels.sample(row.clone(), batch(1, temperature=0.0, adjust=(adjustment,))).tokens[0]
+        assert wanted[got] >= max(wanted) - 1e-4
+
+
+def by_definition(row: list[float], adjustment: Adjustment) -> list[float]:
+    """The adjusted logits in plain Python."""
+    row = list(row)
+    for token in set(adjustment.tokens):
+        row[token] = row[token] / adjustment.repetition if row[token] > 0 else row[token] * adjustment.repetition
+    for token, times in Counter(adjustment.tokens[adjustment.prompt_tokens :]).items():
+        row[token] -= adjustment.frequency * times + adjustment.presence
+    for token, addition in adjustment.bias:
+        row[token] += addition
+    return row
+
+
+class TestLogprobs:
+    def test_are_the_raw_log_softmax_whatever_is_sampled(self, kernels: Kernels) -> None:
+        """https://github.com/vllm-project/vllm/issues/9453"""
+        rows = torch.cat([logits(1, seed=i) for i in range(4)])
+        exact = rows.double().log_softmax(-1)
+        packed = ((1 << 40) | (1 << 41)).to_bytes(-(-VOCAB // 8), "little")
+        sampled = kernels.sample(
+            rows.clone(),
+            batch(
+                4, temperature=(0.0, 2.0, 0.3, 1.0), top_p=(1.0, 0.5, 0.2, 1.0), logprobs=(0, 5, 20, 3), banned=(1, 2),
+                adjust=(None, Adjustment(bias=((9, 50.0),)), Adjustment([5, 6], 1, 2.0), Adjustment(allowed=packed)),
+            ),
+        )  # fmt: skip
+        assert sampled.logprobs is not None
+        for row, (token, report, count) in enumerate(zip(sampled.tokens, sampled.logprobs, (0, 5, 20, 3), strict=True)):
+            assert report is not None
+            assert report.token == token
+            assert report.logprob == pytest.approx(float(exact[row, token]), abs=1e-4)
+            assert report.rank == order(rows[row]).index(token) + 1
+            assert [i for i, _ in report.top] == order(rows[row])[:count]
+            assert [p for _, p in report.top] == pytest.approx(exact[row, order(rows[row])[:count]].tolist(), abs=1e-4)
+        assert sampled.tokens[3] in (40, 41)
+
+    def test_equal_logits_stand_in_order_of_their_ids(self, kernels: Kernels) -> None:
+        rows = torch.zeros(1, VOCAB)
+        rows[0, [800, 20]] = 1.0
+        [report] = kernels.sample(rows.clone(), batch(1, temperature=0.0, logprobs=5)).logprobs or []
+        assert report is not None
+        assert [token for token, _ in report.top] == [20, 800, 0, 1, 2]
+        assert (report.token, report.rank) == (20, 1)
+        forced = kernels.sample(rows.repeat(3, 1), batch(3, logprobs=1, forced=(800, 0, 999))).logprobs or []
+        assert [report.rank for report in forced if report] == [2, 3, VOCAB]
+
+    def test_rows_that_report_nothing(self, kernels: Kernels) -> None:
+        assert kernels.sample(logits(2), batch(2)).logprobs is None
+        mixed = kernels.sample(logits(3), batch(3, logprobs=(-1, 0, -1))).logprobs
+        assert mixed is not None
+        assert [report is not None for report in mixed] == [False, True, False]
+
+    def test_reporting_changes_no_token(self, kernels: Kernels) -> None:
+        rows = logits(300)
+        assert drawn(kernels, rows, logprobs=20) == drawn(kernels, rows)
+
+    def test_a_vocabulary_smaller_than_what_is_asked_for(self, kernels: Kernels) -> None:
+        [report] = kernels.sample(torch.zeros(1, 5), batch(1, logprobs=20)).logprobs or []
+        assert report is not None
+        assert [token for token, _ in report.top] == [0, 1, 2, 3, 4]
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        row=st.lists(st.sampled_from([-1e30, -50.0, -1.0, 0.0, 0.5, 30.0]), min_size=1, max_size=40),
+        count=st.integers(0, 20),
+        data=st.data(),
+    )
+    def test_any_row_is_its_definition(self, row: list[float], count: int, data: st.DataObject) -> None:
+        kernels = ReferenceKernels(torch.device("cpu"))
+        token = data.draw(st.integers(0, len(row) - 1))
+        rows = torch.tensor([row])
+        [report] = kernels.sample(rows.clone(), batch(1, logprobs=count, forced=(token,))).logprobs or []
+        assert report is not None
+        exact = rows[0].double().log_softmax(-1)
+        ranked = order(rows[0])
+        assert (report.token, report.rank) == (token, ranked.index(token) + 1)
+        assert report.logprob == pytest.approx(float(exact[token]), abs=1e-4, rel=1e-6)
+        assert [i for i, _ in report.top] == ranked[:count]
+
+
+class TestForced:
+    def test_a_forced_row_is_scored_and_not_sampled(self, kernels: Kernels) -> None:
+        rows = torch.cat([logits(1, seed=i) for i in range(5)])
+        free = drawn(kernels, rows)
+        sampled = kernels.sample(rows.clone(), batch(5, forced=(-1, 0, -1, 999, -1), logprobs=(-1, 2, 2, 0, -1)))
+        assert sampled.tokens == [free[0], 0, free[2], 999, free[4]]
+        assert sampled.logprobs is not None
+        for row in (1, 3):
+            report = sampled.logprobs[row]
+            assert report is not None
+            assert report.token == sampled.tokens[row]
+            assert report.rank == order(rows[row]).index(report.token) + 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_greedy_rows_are_the_same_beside_any_mixture(data: st.DataObject) -> None:
+    """https://github.com/vllm-project/vllm/issues/5404"""
+    kernels = ReferenceKernels(torch.device("cpu"))
+    count = data.draw(st.integers(1, 8))
+    greedy = [data.draw(st.booleans()) for _ in range(count)]
+    column: dict[str, list[Any]] = {name: [] for name in ("temperature", "top_k", "top_p", "min_p", "adjust")}
+    for row in range(count):
+        column["temperature"].append(0.0 if greedy[row] else data.draw(st.floats(0.001, 50)))
+        column["top_k"].append(data.draw(st.sampled_from([-1, 0, 1, 2, 50, 500, 10**9])))
+        column["top_p"].append(data.draw(st.floats(0, 1)))
+        column["min_p"].append(data.draw(st.floats(0, 1)))
+        column["adjust"].append(
+            None if greedy[row] else Adjustment(tokens=[row, 5], prompt_tokens=1, repetition=1.3, presence=0.5)
+        )
+    parameters: dict[str, Any] = {name: tuple(values) for name, values in column.items()}
+    parameters["logprobs"] = tuple(data.draw(st.integers(-1, 20)) for _ in range(count))
+    rows = torch.cat([logits(1, seed=data.draw(st.integers(0, 50))) for _ in range(count)])
+    rows[:, ::97] = rows.amax()
+    got = drawn(kernels, rows, **parameters)
+    for row in range(count):
+        if greedy[row]:
+            assert got[row] == int(rows[row].argmax()) == order(rows[row])[0]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_choices_have_seeds_of_their_own(seed: int) -> None:
+    seeds = [choice_seed(seed, index) for index in range(16)]
+    assert seeds[0] == seed
+    assert len(set(seeds)) == 16
+    assert all(0 <= one < 2**63 for one in seeds)
+
+
+def test_the_seeds_of_choices_are_a_fixed_function() -> None:
+    """Outputs 1 and 2 of the published generator with state 0; a change would change every seeded request."""
+    assert [choice_seed(0, index) for index in (1, 2)] == [0xE220A8397B1DCDAF >> 1, 0x6E789E6AA1B965F4 >> 1]
 
 
 @pytest.mark.parametrize(
