@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.memory import Page
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
 from kernels.sampling import Sampled, SamplingBatch
@@ -27,7 +28,7 @@ class Batch:
     context_len: list[int]
     """[R]"""
     block_tables: list[list[int]]
-    """[R] pages of each request, in order"""
+    """[R] ids of each request's pages, in order"""
     sample_rows: list[int]
     """[S] rows of the flat batch whose logits are wanted"""
     sampling: SamplingBatch
@@ -92,7 +93,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         if end - start == 1:
             token_ids.append(tokens[start])
             positions.append(start)
-            slots.append(sequence.pages[start // page_size] * page_size + start % page_size)
+            slots.append(sequence.pages[start // page_size].id * page_size + start % page_size)
         else:
             token_ids += tokens[start:end]
             positions += range(start, end)
@@ -107,18 +108,18 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         slots=slots,
         query_start=query_start,
         context_len=[chunk.end for chunk in chunks],
-        block_tables=[chunk.sequence.pages for chunk in chunks],
+        block_tables=[[page.id for page in chunk.sequence.pages] for chunk in chunks],
         sample_rows=sample_rows,
         sampling=_sampling(sampled),
         known_tokens=[chunk.sequence.tokens for chunk in chunks],
     )
 
 
-def _slots(pages: list[int], start: int, end: int, page_size: int) -> Iterator[int]:
+def _slots(pages: list[Page], start: int, end: int, page_size: int) -> Iterator[int]:
     while start < end:
         page, offset = divmod(start, page_size)
         count = min(page_size - offset, end - start)
-        first = pages[page] * page_size + offset
+        first = pages[page].id * page_size + offset
         yield from range(first, first + count)
         start += count
 

@@ -28,7 +28,7 @@ class Counters:
             waiting=len(scheduler.waiting),
             max_num_seqs=scheduler.max_num_seqs,
             pages_total=scheduler.pool.total,
-            pages_free=scheduler.pool.free_pages,
+            pages_free=scheduler.pool.available,
             steps=self.steps,
             last_step_s=self.last_step_s,
             prompt_tokens=self.prompt_tokens,

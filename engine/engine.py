@@ -75,7 +75,7 @@ class Engine:
         self._finished: list[RequestOutput] = []
         self._arrivals = 0
         self._counters = Counters(last_step_s=time.monotonic())
-        model.allocate_kv(pages, config.page_size)
+        model.allocate_kv(pool.extents.ids, config.page_size)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -256,7 +256,7 @@ class Engine:
         except Exception as error:
             raise ModelFailed(f"the model can't run any request: {type(error).__name__}: {error}") from error
         finally:
-            self._scheduler.pool.free(pages)
+            self._scheduler.pool.release(pages)
 
     def _execute(self, chunks: Sequence[Chunk]) -> list[int]:
         batch = build_batch(chunks, self._config.page_size)

@@ -127,7 +127,7 @@ class Scheduler:
         if self.max_num_seqs < 1:
             return None
         wanted = self.pool.pages_for(len(sequence.tokens))
-        free = self.pool.free_pages
+        free = self.pool.available
         staying = len(self.running)
         victims: list[TokenSequence] = []
         while not ((victims or staying < self.max_num_seqs) and free >= wanted + staying):
@@ -142,7 +142,7 @@ class Scheduler:
         """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""
         if len(sequence.tokens) <= len(sequence.pages) * self.pool.page_size:
             return True
-        while not self.pool.free_pages:
+        while not self.pool.available:
             victim = self.running[-1]
             if victim is sequence:
                 return False
@@ -171,7 +171,7 @@ class Scheduler:
         preempted.append(sequence)
 
     def _release(self, sequence: TokenSequence) -> None:
-        self.pool.free(sequence.pages)
+        self.pool.release(sequence.pages)
         sequence.pages = []
         sequence.computed = 0
 

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.memory import Page
 from engine.request import SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -57,7 +58,7 @@ class TokenSequence:
     """Known tokens before which nothing may end it."""
     computed: int = 0
     """Tokens whose KV is written."""
-    pages: list[int] = field(default_factory=list)
+    pages: list[Page] = field(default_factory=list)
     preemptions: int = 0
 
     @property

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import build_batch
+from engine.memory import Page
 from engine.scheduler import Chunk
 from engine.sequence import GREEDY, RowSampling, TokenSequence
 
@@ -14,7 +15,7 @@ def sequence(tokens: list[int], pages: list[int], **fields: object) -> TokenSequ
         tokens=tokens,
         prompt_tokens=len(tokens),
         max_len=len(tokens) + 9,
-        pages=pages,
+        pages=[Page(page) for page in pages],
         **fields,  # type: ignore[arg-type]
     )
 

@@ -9,6 +9,7 @@ import pytest
 
 from engine.batch import build_batch
 from engine.fake import END_ID, FakeModel, fake_text, fake_token, is_fake, load_fake
+from engine.memory import Page
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
 from tests.unit.engine.bench import make_bench
@@ -16,7 +17,9 @@ from text.tokenizer import Tokenizer
 
 
 def sequence(pages: list[int], tokens: list[int]) -> TokenSequence:
-    return TokenSequence(id="a", tokens=tokens, prompt_tokens=len(tokens), max_len=99, pages=pages)
+    return TokenSequence(
+        id="a", tokens=tokens, prompt_tokens=len(tokens), max_len=99, pages=[Page(page) for page in pages]
+    )
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Bench:
         for sequence, start, end in plan.chunks:
             assert sequence in scheduler.running
             assert sequence.computed == start < end <= len(sequence.tokens)
-            slots |= {sequence.pages[at // scheduler.pool.page_size] * 1000 + at for at in range(start, end)}
+            slots |= {sequence.pages[at // scheduler.pool.page_size].id * 1000 + at for at in range(start, end)}
         assert len(slots) == sum(chunk.end - chunk.start for chunk in plan.chunks)
         assert bool(plan.chunks) == bool(scheduler.running)
         assert all(sequence in scheduler.waiting for sequence in plan.preempted)
@@ -73,7 +73,7 @@ class Bench:
 
     def drain(self) -> None:
         self.until(lambda: not (self.scheduler.running or self.scheduler.waiting))
-        assert self.scheduler.pool.free_pages == self.scheduler.pool.total
+        assert self.scheduler.pool.available == self.scheduler.pool.total
 
 
 REQUEST = st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(0, 2))
