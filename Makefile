@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-INPUTS := constraints.txt pyproject.toml client/pyproject.toml
+INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test quick check lint-fix bench redis-server
+.PHONY: help demo install test quick check lint-fix bench sanitize redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,14 @@ lint-fix: $(VENV)/.tested ## Format, and repair what ruff can repair
 
 bench: $(VENV)/.tested ## Headrace against the worker that people write today; writes bench/RESULTS.md
 	$(BIN)/python -m bench.jobs
+
+SANITIZED := $(CXX) -std=c++17 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -pthread -Ikernels/cpu/src \
+  kernels/cpu/src/*.cpp tests/native/*.cpp
+
+sanitize: ## The CPU library's C++ under the address, undefined-behaviour and thread sanitizers
+	@mkdir -p build
+	$(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/sanitize-address && build/sanitize-address
+	$(SANITIZED) -fsanitize=thread -o build/sanitize-thread && build/sanitize-thread
 
 redis-server:
 	@command -v redis-server >/dev/null || { \

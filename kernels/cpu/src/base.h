@@ -1,0 +1,23 @@
+// What every file of the library starts with: the standard headers, and how inlining and unrolling are asked for.
+//
+// An isa_*.cpp includes this before it switches its instruction set on. A standard function that is compiled inline is
+// therefore always compiled for the baseline: the linker keeps one copy of it for the whole library, and must not keep
+// one that only some machines can run.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define HEADRACE_INLINE inline __attribute__((always_inline))
+// GCC leaves accumulator arrays in memory unless the loops over them are unrolled completely.
+#define HEADRACE_UNROLL _Pragma("GCC unroll 32")

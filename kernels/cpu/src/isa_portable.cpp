@@ -1,0 +1,8 @@
+#include "ops.h"
+#include "team.h"
+
+#define HEADRACE_ISA portable
+#define HEADRACE_ISA_NAME "portable"
+
+#include "simd_portable.h"
+#include "table.h"

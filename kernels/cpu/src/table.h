@@ -1,0 +1,17 @@
+// Every operation, compiled for the instruction set of the file that includes this, and the table of them.
+#pragma once
+
+#include "convert.h"
+
+namespace headrace::HEADRACE_ISA {
+
+extern const Ops ops = {
+    /*name=*/HEADRACE_ISA_NAME,
+    float_to_bf16,
+    bf16_to_float,
+    float_to_f16,
+    f16_to_float,
+    exponential,
+};
+
+} // namespace headrace::HEADRACE_ISA

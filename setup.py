@@ -1,0 +1,51 @@
+"""Builds the CPU library; without a compiler the installation goes on, and torch serves instead.
+
+One binary serves every machine of an architecture: there is no -march here. The files isa_*.cpp switch their own
+instructions on, and the library chooses at run time.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("kernels/cpu/src")
+
+
+class BuildLibrary(build_ext):
+    """A plain shared library for ctypes: no Python in it, so no interpreter's version in its name."""
+
+    def get_ext_filename(self, name: str) -> str:
+        return str(Path(*name.split(".")).with_suffix(".so"))
+
+    def get_export_symbols(self, extension: Extension) -> list[str]:
+        return []
+
+
+setup(
+    cmdclass={"build_ext": BuildLibrary},
+    ext_modules=[
+        Extension(
+            "kernels.cpu.headrace_cpu",
+            sources=sorted(map(str, SOURCES.glob("*.cpp"))),
+            depends=["setup.py", *sorted(map(str, SOURCES.glob("*.h")))],
+            language="c++",
+            # -ffp-contract=off: the compiler may not fuse a product into a sum here and not there, because a row's
+            # result must not depend on the tile that it was computed in.
+            extra_compile_args=[
+                "-std=c++17",
+                "-O3",
+                "-g0",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-fvisibility=hidden",
+                "-pthread",
+                "-Wall",
+                "-Wextra",
+                "-Wno-maybe-uninitialized",  # in GCC's own headers of AVX-512
+            ],
+            extra_link_args=["-pthread"],
+            optional=True,
+        )
+    ],
+)

@@ -1,0 +1,8 @@
+// Runs the library's C++ under sanitizers; `make sanitize` builds it, once for addresses and once for threads.
+#include "check.h"
+
+int main() {
+    test_team();
+    test_convert();
+    std::puts("the CPU library is clean");
+}
