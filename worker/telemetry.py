@@ -39,6 +39,8 @@ class _Stream:
     attempt: int
     tokens: bool
     expires_set_s: float
+    tail: TokenEvent | None = None
+    """Text that the engine held back until the attempt ended. It is the job's only if the attempt is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,9 @@ class Telemetry(threading.Thread):
                         self._streams[item.job_id] = _Stream(item.attempt, item.tokens, time.monotonic())
                         self._add_state(pipe, item.job_id, item.attempt, JobStatus.RUNNING)
                     case _End():
+                        stream = self._streams.get(item.job_id)
+                        if item.status.terminal and stream is not None and stream.tail is not None:
+                            pipe.xadd(stream_key(item.job_id), {"event": stream.tail.model_dump_json()})
                         self._add_state(pipe, item.job_id, item.attempt, item.status)
                         if item.status.terminal:
                             pipe.publish(DONE_CHANNEL, item.job_id)
@@ -196,6 +201,9 @@ class Telemetry(threading.Thread):
             event = TokenEvent(
                 attempt=stream.attempt, offset=delta.offset, text=delta.text, token_ids=list(delta.token_ids)
             )
+            if not delta.token_ids:
+                stream.tail = event
+                continue
             key = stream_key(delta.request_id)
             pipe.xadd(key, {"event": event.model_dump_json()})
             if now - stream.expires_set_s > RENEW_TTL_S:

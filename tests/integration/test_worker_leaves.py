@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import pytest
 from headrace.contract import JobStatus
+from headrace.events import job_event
+from headrace.wire import stream_key
 
 from tests.workers import MODEL, ROOT, WorkerProcess, Workplace, eventually
 
@@ -70,6 +72,34 @@ def test_what_does_not_fit_the_drain_is_handed_back_at_once(
         assert workplace.job(one.id).attempt == 1
     eventually(lambda: workplace.unacked() + workplace.queued_messages() == 0, 10, "every copy is settled")
     workplace.ledger.check()
+
+
+def test_what_was_streamed_before_a_hand_back_begins_the_job_s_text(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    """A hand-back in the middle of a stop string: the part of it that was held back is not told as output."""
+    first = start_worker(step_s=0.001)
+    text = workplace.send(max_tokens=200).get(timeout=15)["result"]["text"]
+    assert first.stop() == 0
+    first = start_worker(step_s=0.05, WORKER__DRAIN_S=0)
+    cut = workplace.send(max_tokens=200, stream=True, stop=text[10:150])
+    workplace.running(cut.id)
+    eventually(lambda: streamed(workplace, cut.id) == text[:10], 10, "the text before the stop string is out")
+    time.sleep(0.3)
+    assert first.stop() == 0
+    assert workplace.job(cut.id).status is JobStatus.QUEUED
+    start_worker("w2", step_s=0.001)
+    result = workplace.ended(cut.id).result
+    assert result is not None
+    assert result.text == text[:10]
+    assert streamed(workplace, cut.id) == text[:10] * 2
+
+
+def streamed(workplace: Workplace, job_id: str) -> str:
+    """All text of the job's event stream, attempt after attempt."""
+    entries = workplace.redis.xrange(stream_key(job_id))
+    told = [job_event.validate_json(entry[b"event"]) for _, entry in entries]
+    return "".join(event.text for event in told if event.event == "token")
 
 
 def test_a_second_signal_hands_everything_back_now(

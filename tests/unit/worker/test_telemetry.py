@@ -64,6 +64,25 @@ def test_events_keep_their_order(client: redis.Redis, begin: Callable[[], Teleme
     assert events(client, "stranger") == []
 
 
+@pytest.mark.parametrize("ends", ["succeeded", "handed back", "lost"])
+def test_text_held_back_until_the_attempt_ended_is_told_only_if_the_job_ended_too(
+    client: redis.Redis, begin: Callable[[], Telemetry], ends: str
+) -> None:
+    telemetry = begin()
+    telemetry.begin("a", 1, True)
+    telemetry.tokens([delta("a", 0)])
+    telemetry.tokens([TokenDelta("a", "half a stop string", 1, ())])
+    if ends == "lost":
+        telemetry.drop("a")
+    else:
+        telemetry.end("a", 1, JobStatus.SUCCEEDED if ends == "succeeded" else JobStatus.QUEUED)
+    telemetry.begin("a", 2, True)
+    telemetry.end("a", 2, JobStatus.SUCCEEDED)
+    telemetry.stop(5)
+    first = {"succeeded": ["1", "succeeded"], "handed back": ["queued"], "lost": []}[ends]
+    assert events(client, "a") == ["running", "0", *first, "running", "succeeded"]
+
+
 def test_tokens_are_dropped_and_states_are_kept_while_redis_is_away(
     broker: Broker, client: redis.Redis, begin: Callable[[], Telemetry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
