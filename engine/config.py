@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +39,8 @@ class EngineConfig:
     """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
     aging_s: float = 60.0
     """A waiting request rises by one class of priority each time it has waited for this long."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the tokens when several tenants wait; 1 for those not named."""
     memory_margin: float = 0.2
     """Share of the memory left after the weights that admission keeps free."""
 
@@ -54,3 +58,6 @@ class EngineConfig:
             raise ValueError(f"memory_margin must be from 0 to under 1, got {self.memory_margin}")
         if self.aging_s <= 0:
             raise ValueError(f"aging_s must be over 0, got {self.aging_s}")
+        for tenant, weight in self.tenant_weights.items():
+            if not 0 < weight < math.inf:
+                raise ValueError(f"the weight of tenant {tenant!r} must be a number over 0, got {weight}")

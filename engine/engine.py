@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.batch import Model, build_batch
+from engine.batch import Model
 from engine.config import EngineConfig
 from engine.contract import EngineStats
 from engine.counters import Counters
+from engine.deadlines import Deadlines
+from engine.executor import Executed, Executor, Failed, OutOfMemory
 from engine.generation import Generation
 from engine.memory import PagePool
 from engine.request import (
@@ -23,6 +25,7 @@ from engine.request import (
 )
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import RowSampling, TokenSequence
+from kernels.sampling import Sampled
 from text.limits import PromptRefused, check_prompt, most_tokens
 from text.tokenizer import Tokenizer
 
@@ -32,8 +35,8 @@ ENGINE_ERROR = "engine_error"
 """`RequestOutput.error_code` of a request that failed while it ran."""
 
 
-class ModelFailed(RuntimeError):
-    """The model runs nothing any more. The engine has to be given up."""
+DEADLINE_EXCEEDED = "deadline_exceeded"
+"""`RequestOutput.error_code` of a request whose deadline passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,13 @@ class Engine:
     """Schedules requests over one model and commits what it returns.
 
     Not thread-safe, but for `prepare`. Endings, whatever their cause, are reported by the next `step`;
-    their pages are free before that.
+    their pages are free before that. `clock` gives seconds, as `time.monotonic` does.
     """
 
-    def __init__(self, model: Model, config: EngineConfig) -> None:
+    def __init__(self, model: Model, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
         self._config = config
+        self._clock = clock
         self._tokenizer = Tokenizer(model.info.text)
         kv_bytes = config.kv_cache_bytes or model.kv_budget_bytes(config.gpu_memory_utilization)
         pages = kv_bytes // (model.info.kv_bytes_per_token * config.page_size)
@@ -69,12 +73,14 @@ class Engine:
         """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
         if pool.capacity_tokens < min(config.max_seq_len, model.info.context_len):
             log.warning("KV memory holds %d tokens: no sequence can be longer", pool.capacity_tokens)
-        self._scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
+        self._scheduler = Scheduler(pool, config)
+        self._executor = Executor(model, config.page_size)
+        self._deadlines = Deadlines()
         self._live: dict[str, Generation] = {}
         self._deltas: list[TokenDelta] = []
         self._finished: list[RequestOutput] = []
         self._arrivals = 0
-        self._counters = Counters(last_step_s=time.monotonic())
+        self._counters = Counters(last_step_s=self._clock())
         model.allocate_kv(pool.extents.ids, config.page_size)
 
     @property
@@ -83,7 +89,7 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Take a request, or raise `RequestRefused`."""
-        self.enter(self.prepare(request, time.monotonic()))
+        self.enter(self.prepare(request, self._clock()))
 
     def prepare(self, request: EngineRequest, arrived_s: float) -> Generation:
         """Tokenise a request and check it against the model's limits. Touches no state: any thread may call it."""
@@ -106,6 +112,8 @@ class Engine:
             prompt_tokens=len(tokens),
             max_len=len(tokens) + most_tokens(len(tokens), params.max_tokens, self.max_seq_len),
             priority=request.priority,
+            tenant=request.tenant,
+            deadline_s=request.deadline_s,
             sampling=RowSampling.of(params),
             end_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
             ends_from=len(tokens) + params.min_tokens,
@@ -122,8 +130,10 @@ class Engine:
         if sequence.max_len == sequence.prompt_tokens:
             self._end(generation, FinishReason.LENGTH)
             return
-        self._scheduler.add(sequence)
+        self._scheduler.add(sequence, self._clock())
         self._live[generation.id] = generation
+        if sequence.deadline_s is not None:
+            self._deadlines.add(generation.id, sequence.deadline_s)
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its pages; the next step reports it. Unknown ids are ignored."""
@@ -136,20 +146,27 @@ class Engine:
         """Whether a step would do anything."""
         scheduler = self._scheduler
         waiting = len(scheduler.waiting) > 0 and scheduler.max_num_seqs > 0
-        return bool(scheduler.running or waiting or self._finished)
+        return bool(scheduler.running or waiting or self._finished or self.rest_s() == 0)
+
+    def rest_s(self) -> float | None:
+        """Seconds to the next deadline, 0 if it has passed, None if there is none: so long a step may wait."""
+        next_s = self._deadlines.next_s
+        return None if next_s is None else max(0.0, next_s - self._clock())
 
     def step(self) -> StepResult:
         """Compute the next tokens of whoever is to run, and report everything since the last step.
 
         Raises `ModelFailed` if the model is broken; see `abandon`.
         """
-        plan = self._scheduler.plan()
-        now_s = time.monotonic()
+        now_s = self._clock()
+        for request_id in self._deadlines.passed(now_s):
+            self._end(self._live[request_id], FinishReason.ABORT, code=DEADLINE_EXCEEDED)
+        plan = self._scheduler.plan(now_s)
         admitted = self._note(plan, now_s)
         if plan.chunks:
             self._run(plan.chunks)
             self._counters.steps += 1
-            self._counters.last_step_s = time.monotonic()
+            self._counters.last_step_s = self._clock()
         return self.report(admitted)
 
     def report(self, admitted: tuple[tuple[str, float], ...] = ()) -> StepResult:
@@ -170,8 +187,10 @@ class Engine:
             self._conclude(generation, FinishReason.ERROR)
             self._record(generation, error, ENGINE_ERROR)
         self._live.clear()
-        pool = PagePool(self._scheduler.pool.total, self._scheduler.pool.page_size)
-        self._scheduler = Scheduler(pool, self._scheduler.max_num_seqs, self._scheduler.max_num_batched_tokens)
+        self._deadlines.clear()
+        cap = self._scheduler.max_num_seqs
+        self._scheduler = Scheduler(PagePool(self._scheduler.pool.total, self._config.page_size), self._config)
+        self._scheduler.max_num_seqs = cap
         return self.report()
 
     def set_max_num_seqs(self, n: int) -> None:
@@ -195,7 +214,7 @@ class Engine:
         code: str | None = None,
     ) -> RequestOutput:
         self._counters.requests_finished[reason.value] += 1
-        now_s = time.monotonic()
+        now_s = self._clock()
         metrics = RequestMetrics(arrived_s, None, None, None, now_s)
         return RequestOutput(request.id, (), (), "", reason, None, metrics, error, code)
 
@@ -225,50 +244,27 @@ class Engine:
         return tuple(first)
 
     def _run(self, chunks: Sequence[Chunk]) -> None:
-        """Execute and commit. If the model raises, halves are tried until the request at fault is alone, and fails."""
-        groups = [chunks]
-        succeeded, failed = False, False
-        while groups:
-            group = groups.pop()
-            try:
-                tokens = self._execute(group)
-            except Exception as error:
-                if len(group) > 1:
-                    middle = len(group) // 2
-                    groups += [group[middle:], group[:middle]]
-                else:
-                    log.exception("request %s failed", group[0].sequence.id)
-                    generation = self._live[group[0].sequence.id]
-                    self._end(generation, FinishReason.ERROR, f"{type(error).__name__}: {error}", ENGINE_ERROR)
-                    failed = True
-            else:
-                self._commit(group, tokens)
-                succeeded = True
-        if failed and not succeeded:
-            self._probe()
+        """Execute and commit, part by part if some of it fails."""
+        short = False
+        for outcome in self._executor.run(chunks, self._scheduler.pool):
+            match outcome:
+                case Executed(group, sampled):
+                    self._commit(group, sampled)
+                case Failed(sequence, error):
+                    log.error("request %s failed", sequence.id, exc_info=error)
+                    failed = self._live[sequence.id]
+                    self._end(failed, FinishReason.ERROR, f"{type(error).__name__}: {error}", ENGINE_ERROR)
+                case OutOfMemory(count, tokens):
+                    log.warning("memory is short for a step of %d requests and %d tokens", count, tokens)
+                    if not short:
+                        self._scheduler.budget.halve()
+                    short = True
+        if not short:
+            self._scheduler.budget.recover()
 
-    def _probe(self) -> None:
-        """Run one token of nobody's. If even that raises, the model is at fault and not the requests."""
-        pages = self._scheduler.pool.allocate(1)
-        token = TokenSequence(id="probe", tokens=[0], prompt_tokens=1, max_len=2, pages=pages)
-        try:
-            self._execute([Chunk(token, 0, 1)])
-        except Exception as error:
-            raise ModelFailed(f"the model can't run any request: {type(error).__name__}: {error}") from error
-        finally:
-            self._scheduler.pool.release(pages)
-
-    def _execute(self, chunks: Sequence[Chunk]) -> list[int]:
-        batch = build_batch(chunks, self._config.page_size)
-        tokens = self._model.execute(batch).tokens
-        if len(tokens) != len(batch.sample_rows):
-            raise RuntimeError(f"the model returned {len(tokens)} tokens for {len(batch.sample_rows)} rows")
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self._model.info.vocab_size):
-            raise RuntimeError("the model returned a token outside its vocabulary")
-        return tokens
-
-    def _commit(self, chunks: Sequence[Chunk], tokens: list[int]) -> None:
-        now_s = time.monotonic()
+    def _commit(self, chunks: Sequence[Chunk], sampled: Sampled) -> None:
+        now_s = self._clock()
+        tokens = sampled.tokens
         size = len(chunks)
         self._counters.max_batch_size = max(self._counters.max_batch_size, size)
         self._counters.generation_tokens += len(tokens)
@@ -278,7 +274,7 @@ class Engine:
             generation = self._live[sequence.id]
             generation.count_step(size)
             samples = chunk.samples
-            sequence.computed = chunk.end
+            self._scheduler.commit(chunk)
             if samples:
                 self._deltas.append(generation.append(next(new), now_s))
                 if generation.finish_reason is not None:
@@ -298,10 +294,11 @@ class Engine:
 
     def _retire(self, generation: Generation, error: str | None = None, code: str | None = None) -> None:
         if self._live.pop(generation.id, None) is not None:
+            self._deadlines.discard(generation.id)
             self._scheduler.remove(generation.sequence)
         self._record(generation, error, code)
 
     def _record(self, generation: Generation, error: str | None, code: str | None) -> None:
-        output = generation.output(time.monotonic(), error, code)
+        output = generation.output(self._clock(), error, code)
         self._counters.requests_finished[output.finish_reason.value] += 1
         self._finished.append(output)

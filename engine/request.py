@@ -123,4 +123,5 @@ class RequestOutput:
     error: str | None = None
     """For reason `error`: what went wrong."""
     error_code: str | None = None
-    """For reason `error`: a reason of the job contract (`invalid_request`, `context_length_exceeded`, ...)."""
+    """A reason of the job contract: for `error` `invalid_request`, `context_length_exceeded` and others; for `abort`
+    `deadline_exceeded` if that was the cause."""

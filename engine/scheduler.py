@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
+from engine.config import EngineConfig
+from engine.fairness import FairShare
 from engine.memory import PagePool
 from engine.sequence import TokenSequence
+from engine.token_budget import TokenBudget, share
 from engine.waiting import WaitingQueue
 
 
@@ -41,32 +45,35 @@ class Plan:
 class Scheduler:
     """Who runs, who waits, and who has to make way.
 
-    Requests run in order of rank (priority, arrival). A request is admitted when pages for all its
-    known tokens are free, and one more for each request that runs already; strictly in order, so
-    that a large one is not overtaken for ever. When a running request needs a page and none is free,
-    the last in rank gives its pages back and waits at the front of its class. The first in rank never
-    has to, and alone it fits, so every step brings it closer to its end.
+    Requests run in order of rank (class, arrival). One is admitted when pages for all its known tokens
+    are free, and one more for each request that runs already; strictly in the order of the queue, so
+    that a large one is not overtaken for ever. Only a request that is more urgent than one that runs
+    may go before its turn: it takes the place of that one. When a running request needs a page and
+    none is free, the last in rank gives its pages back and waits at the front of its class. The first
+    in rank never has to, and alone it fits, so every step brings it closer to its end.
     """
 
-    def __init__(self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, pool: PagePool, config: EngineConfig) -> None:
         self.pool = pool
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = config.max_num_seqs
+        self.budget = TokenBudget(config.max_num_batched_tokens, config.prefill_share)
         self.running: list[TokenSequence] = []
-        self.waiting = WaitingQueue()
+        self.shares = FairShare(config.tenant_weights)
+        self.waiting = WaitingQueue(self.shares, config.aging_s)
+        self._window_s = config.batch_window_ms / 1000
 
     def fits(self, sequence: TokenSequence) -> bool:
         """Whether the sequence could run to its end if it had the pool for itself."""
         return self.pool.pages_for(sequence.kv_tokens) <= self.pool.total
 
-    def add(self, sequence: TokenSequence) -> None:
+    def add(self, sequence: TokenSequence, now_s: float) -> None:
         """Let a sequence wait for its turn."""
         if not self.fits(sequence):
             raise ValueError(
                 f"request {sequence.id} may need {sequence.kv_tokens} tokens of KV memory,"
                 f" and there is room for {self.pool.capacity_tokens}"
             )
-        self.waiting.push(sequence)
+        self.waiting.push(sequence, now_s)
 
     def remove(self, sequence: TokenSequence) -> None:
         """Forget a sequence, running or waiting, and free its pages."""
@@ -76,11 +83,11 @@ class Scheduler:
             self.running.remove(sequence)
             self._release(sequence)
 
-    def plan(self) -> Plan:
+    def plan(self, now_s: float) -> Plan:
         """Choose the next step's chunks."""
         preempted: list[TokenSequence] = []
-        admitted = self._admit(preempted) if self.waiting else []
-        budget = self.max_num_batched_tokens
+        admitted = self._admit(now_s, preempted) if self.waiting else []
+        budget = self.budget.tokens
         chunks: list[Chunk] = []
         longer: list[TokenSequence] = []
         for sequence in tuple(self.running):
@@ -88,67 +95,114 @@ class Scheduler:
                 continue  # preempted by one before it
             if sequence.remaining > 1:
                 longer.append(sequence)
-            elif budget and self._grow(sequence, preempted):
+            elif budget and self._grow(sequence, now_s, preempted):
                 chunks.append(Chunk(sequence, sequence.computed, sequence.computed + 1))
                 budget -= 1
-        chunks += self._prefill(longer, budget)
+        if longer:
+            chunks += self._prefill(longer, self.budget.prompts(len(chunks)))
         return Plan(tuple(chunks), tuple(admitted), tuple(preempted))
 
-    def _admit(self, preempted: list[TokenSequence]) -> list[TokenSequence]:
-        """Admit from the head of the queue while slots, pages and the token budget allow it."""
-        admitted = []
-        budget = self._budget_left()
-        smallest = max(1, self.max_num_batched_tokens // 8)
-        while budget >= smallest and (sequence := self.waiting.first()) is not None:
-            victims = self._victims(sequence)
-            if victims is None:
-                break
-            for victim in victims:
-                self._preempt(victim, preempted)
-            self.waiting.remove(sequence)
-            sequence.pages = self.pool.allocate(self.pool.pages_for(len(sequence.tokens)))
-            insort(self.running, sequence, key=attrgetter("rank"))
-            admitted.append(sequence)
-            budget = self._budget_left() if victims else budget - min(sequence.remaining, _share(budget))
+    def commit(self, chunk: Chunk) -> None:
+        """Note that the KV of a chunk's tokens is written."""
+        sequence = chunk.sequence
+        sequence.computed = chunk.end
+        if chunk.samples:
+            self.shares.charge(sequence.tenant, 1)
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def _admit(self, now_s: float, preempted: list[TokenSequence]) -> list[TokenSequence]:
+        """Admit in the order of the queue while there is room, then whoever may take the place of another."""
+        admitted: list[TokenSequence] = []
+        if self.max_num_seqs < 1 or self._waits_for_companions(now_s):
+            return admitted
+        if len(self.running) < self.max_num_seqs:
+            self._admit_in_order(now_s, admitted)
+        self._admit_urgent(now_s, admitted, preempted)
         return admitted
 
-    def _budget_left(self) -> int:
-        """Tokens of the budget that running requests are not going to use, if each long one takes its share."""
-        budget = self.max_num_batched_tokens
+    def _admit_in_order(self, now_s: float, admitted: list[TokenSequence]) -> None:
+        decoding = sum(sequence.remaining == 1 for sequence in self.running)
+        least = self.budget.least(decoding)
+        budget = self.budget.prompts(decoding)
         for sequence in self.running:
-            budget -= min(sequence.remaining, _share(budget))
-        return budget
+            budget -= min(sequence.remaining, share(budget)) if sequence.remaining > 1 else 0
+        for sequence in self.waiting.in_order(now_s):
+            full = len(self.running) >= self.max_num_seqs
+            if full or budget < least or self.pool.available < self._pages_wanted(sequence) + len(self.running):
+                return
+            self._begin(sequence, now_s, admitted)
+            budget -= min(sequence.remaining, share(budget))
+
+    def _admit_urgent(self, now_s: float, admitted: list[TokenSequence], preempted: list[TokenSequence]) -> None:
+        """Admit requests in the place of running ones of a lower class, the most urgent first."""
+        while self.running:
+            urgent = self.waiting.most_urgent
+            if urgent is None or urgent >= self.running[-1].level:
+                return
+            sequence = next(self.waiting.in_order(now_s, urgent))
+            victims = self._victims(sequence)
+            if victims is None or not self._gets_a_share(sequence):
+                return
+            for victim in victims:
+                self._preempt(victim, now_s, preempted)
+            self._begin(sequence, now_s, admitted)
 
     def _victims(self, sequence: TokenSequence) -> list[TokenSequence] | None:
-        """Who has to be preempted so that the sequence can be admitted; None if it has to wait.
+        """Who has to be preempted so that the sequence can be admitted; None if even that is not enough.
 
-        Only requests of lower priority make way, and only if that is enough.
+        Only requests of a class below its priority make way: what it gained by waiting takes nobody's place.
         """
-        if self.max_num_seqs < 1:
-            return None
-        wanted = self.pool.pages_for(len(sequence.tokens))
+        wanted = self._pages_wanted(sequence)
         free = self.pool.available
         staying = len(self.running)
         victims: list[TokenSequence] = []
         while not ((victims or staying < self.max_num_seqs) and free >= wanted + staying):
-            if not staying or self.running[staying - 1].priority <= sequence.priority:
+            if not staying or self.running[staying - 1].level <= sequence.priority:
                 return None
             staying -= 1
             victims.append(self.running[staying])
             free += len(self.running[staying].pages)
         return victims
 
-    def _grow(self, sequence: TokenSequence, preempted: list[TokenSequence]) -> bool:
-        """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""
-        if len(sequence.tokens) <= len(sequence.pages) * self.pool.page_size:
-            return True
-        while not self.pool.available:
-            victim = self.running[-1]
-            if victim is sequence:
-                return False
-            self._preempt(victim, preempted)
-        sequence.pages += self.pool.allocate(1)
-        return True
+    def _begin(self, sequence: TokenSequence, now_s: float, admitted: list[TokenSequence]) -> None:
+        sequence.level = self.waiting.level(sequence, now_s)
+        self.waiting.remove(sequence)
+        sequence.pages = self.pool.allocate(self._pages_wanted(sequence))
+        if not sequence.preemptions:
+            self.shares.begin(sequence.tenant, sequence.remaining)
+        insort(self.running, sequence, key=attrgetter("rank"))
+        admitted.append(sequence)
+
+    def _waits_for_companions(self, now_s: float) -> bool:
+        """Whether the window is open in which new requests gather.
+
+        It ends when the first of them has waited long enough, when as many wait as there are slots, or
+        when their prompts fill the next step anyway. Nobody is waited for if nobody decodes, if
+        another prompt is being computed, or if somebody returns.
+        """
+        waiting = self.waiting
+        if not self._window_s or not self.running or waiting.returning:
+            return False
+        if now_s - waiting.oldest_s >= self._window_s or len(waiting) >= self.max_num_seqs - len(self.running):
+            return False
+        if any(sequence.remaining > 1 for sequence in self.running):
+            return False
+        return sum(sequence.remaining for sequence in waiting) < self.budget.prompts(len(self.running))
+
+    def _pages_wanted(self, sequence: TokenSequence) -> int:
+        return self.pool.pages_for(len(sequence.tokens))
+
+    # -- the token budget ----------------------------------------------------------------------
+
+    def _gets_a_share(self, sequence: TokenSequence) -> bool:
+        """Whether those before the sequence in rank leave it a share of the next step."""
+        staying = [*takewhile(lambda s: s.level <= sequence.priority, self.running)]
+        decoding = sum(s.remaining == 1 for s in staying)
+        budget = self.budget.prompts(decoding)
+        for other in staying:
+            budget -= min(other.remaining, share(budget)) if other.remaining > 1 else 0
+        return budget >= self.budget.least(decoding)
 
     def _prefill(self, sequences: list[TokenSequence], budget: int) -> list[Chunk]:
         """Divide the budget in order of rank; one sequence takes at most half of it if the others can use the rest."""
@@ -163,11 +217,25 @@ class Scheduler:
             budget -= count
         return chunks
 
-    def _preempt(self, sequence: TokenSequence, preempted: list[TokenSequence]) -> None:
+    # -- making way ----------------------------------------------------------------------------
+
+    def _grow(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> bool:
+        """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""
+        if len(sequence.tokens) <= len(sequence.pages) * self.pool.page_size:
+            return True
+        while not self.pool.available:
+            victim = self.running[-1]
+            if victim is sequence:
+                return False
+            self._preempt(victim, now_s, preempted)
+        sequence.pages += self.pool.allocate(1)
+        return True
+
+    def _preempt(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> None:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.preemptions += 1
-        self.waiting.push_front(sequence)
+        self.waiting.push_front(sequence, now_s)
         preempted.append(sequence)
 
     def _release(self, sequence: TokenSequence) -> None:
@@ -178,17 +246,10 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError if queues, pages and counts don't agree."""
         self.pool.check(page for sequence in self.running for page in sequence.pages)
+        self.waiting.check()
         ranks = [sequence.rank for sequence in self.running]
         assert ranks == sorted(set(ranks)), "running requests are out of order"
         for sequence in self.running:
             assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.max_len, f"{sequence.id}: counts"
             assert self.pool.pages_for(sequence.computed) <= len(sequence.pages), f"{sequence.id}: computed without KV"
             assert sequence not in self.waiting, f"{sequence.id} runs and waits"
-        ranks = [sequence.rank for sequence in self.waiting]
-        assert ranks == sorted(set(ranks)), "a request waits out of order"
-        assert all(not s.pages and not s.computed for s in self.waiting), "a waiting request holds KV"
-
-
-def _share(budget: int) -> int:
-    """What one long request may take of a budget that others want too."""
-    return (budget + 1) // 2

@@ -49,8 +49,15 @@ class TokenSequence:
     max_len: int
     """Most tokens that it may ever know."""
     priority: int = 0
+    """As it came; lower is more urgent."""
+    tenant: str = "default"
+    deadline_s: float | None = None
+    """Moment of the engine's clock after which it isn't wanted."""
     arrival: int = 0
     """Counts requests in order of arrival; kept when preempted."""
+    level: int = field(init=False)
+    """Its class: the priority, less what it gained by waiting. Changes at its admission only."""
+    waits_since_s: float = 0.0
     sampling: RowSampling = GREEDY
     end_ids: tuple[int, ...] = ()
     """Token ids that end it."""
@@ -61,10 +68,13 @@ class TokenSequence:
     pages: list[Page] = field(default_factory=list)
     preemptions: int = 0
 
+    def __post_init__(self) -> None:
+        self.level = self.priority
+
     @property
     def rank(self) -> tuple[int, int]:
         """What runs first has the lowest."""
-        return self.priority, self.arrival
+        return self.level, self.arrival
 
     @property
     def kv_tokens(self) -> int:

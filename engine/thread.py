@@ -160,7 +160,7 @@ class EngineThread:
                 self._fail(error)
                 idle = True
             if idle:
-                self._wake.wait()
+                self._wake.wait(None if self._failure else self._engine.rest_s())
         self._close()
 
     def _turn(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
@@ -51,6 +51,8 @@ class ModelSettings(BaseModel):
     """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
     aging_s: float = Field(60.0, gt=0)
     """A waiting request rises by one class of priority each time it has waited for this long."""
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
+    """Shares of the tokens when several tenants wait; 1 for those not named."""
     memory_margin: float = Field(0.2, ge=0, lt=1)
     """Share of the memory left after the weights that admission keeps free."""
 

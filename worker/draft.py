@@ -37,13 +37,16 @@ class ClaimedJob:
     request: JobRequest
     accepted_s: float
     """When the job was accepted, on this process's monotonic clock."""
-    remaining_s: float | None
+    deadline_s: float | None
+    """After it the job isn't wanted, on the same clock."""
 
     @classmethod
     def from_claim(cls, claim: ClaimResult) -> ClaimedJob:
         if claim.lease is None or claim.request is None:
             raise ValueError(f"job {claim.job_id}: a granted claim carries a lease and a request")
-        return cls(claim.lease, claim.request, time.monotonic() - claim.queued_s, claim.remaining_s)
+        now_s = time.monotonic()
+        deadline_s = None if claim.remaining_s is None else now_s + claim.remaining_s
+        return cls(claim.lease, claim.request, now_s - claim.queued_s, deadline_s)
 
     def engine_request(self) -> EngineRequest:
         asked = self.request
@@ -62,7 +65,16 @@ class ClaimedJob:
             include_stop_str_in_output=asked.include_stop_str_in_output,
             ignore_eos=asked.ignore_eos,
         )
-        return EngineRequest(self.lease.job_id, params, prompt, messages or None, _PRIORITY[asked.priority])
+        return EngineRequest(
+            self.lease.job_id,
+            params,
+            prompt,
+            messages or None,
+            priority=_PRIORITY[asked.priority],
+            tenant=asked.tenant,
+            deadline_s=self.deadline_s,
+            namespace=asked.tenant,
+        )
 
 
 @dataclass(frozen=True, slots=True)

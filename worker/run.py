@@ -93,8 +93,6 @@ def work(slot: Slot, job: ClaimedJob) -> Draft:
         slot.stop = Stop(cause, "the message had expired" if said.expired else "revoked", time.monotonic())
     if slot.stop is not None:
         return halted(slot, job, slot.stop, None)
-    if job.remaining_s is not None:
-        slot.pool.stop_after(slot, job.remaining_s, Cause.EXPIRED, "the deadline passed while the job ran")
     services.telemetry.begin(job.lease.job_id, job.lease.attempt, job.request.stream)
     return judge(slot, job, slot.generate(job.engine_request()))
 
@@ -105,6 +103,8 @@ def judge(slot: Slot, job: ClaimedJob, output: RequestOutput) -> Draft:
     if slot.stop is not None and slot.stop.cause is Cause.LOST:
         return halted(slot, job, slot.stop, output)
     if output.finish_reason is FinishReason.ABORT:
+        if output.error_code == Reason.DEADLINE_EXCEEDED and slot.stop is None:
+            slot.stop = Stop(Cause.EXPIRED, "the deadline passed while the job ran", job.deadline_s or time.monotonic())
         # Without a stop of ours the engine itself gave up: another worker may do better.
         stop = slot.stop or Stop(Cause.HAND_BACK, "the engine stopped", time.monotonic())
         return halted(slot, job, stop, output)

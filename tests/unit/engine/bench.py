@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,16 @@ PAGE_BYTES = 4 * 1024
 
 
 @dataclass
+class Clock:
+    """A clock that only tests move."""
+
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
 class Bench:
     """An engine whose deltas are collected and whose invariants are checked after each step."""
 
@@ -28,10 +39,23 @@ class Bench:
     tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
 
-    def add(self, id: str, prompt: str | Sequence[int], priority: int = 0, **params: Any) -> None:  # noqa: A002
+    def add(
+        self,
+        id: str,  # noqa: A002
+        prompt: str | Sequence[int],
+        priority: int = 0,
+        tenant: str = "default",
+        deadline_s: float | None = None,
+        namespace: str = "",
+        **params: Any,
+    ) -> None:
         given = prompt if isinstance(prompt, str) else tuple(prompt)
         sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params})
-        self.engine.add(EngineRequest(id, sampling, given, priority=priority))
+        self.engine.add(
+            EngineRequest(
+                id, sampling, given, priority=priority, tenant=tenant, deadline_s=deadline_s, namespace=namespace
+            )
+        )
 
     def step(self) -> StepResult:
         result = self.engine.step()
@@ -68,10 +92,10 @@ class Bench:
         return self.run()[request_id]
 
 
-def make_bench(model: FakeModel | None = None, pages: int = 1000, **config: Any) -> Bench:
+def make_bench(model: FakeModel | None = None, pages: int = 1000, clock: Clock | None = None, **config: Any) -> Bench:
     model = model or FakeModel()
     settings: dict[str, Any] = {"page_size": 4, "kv_cache_bytes": pages * PAGE_BYTES, **config}
-    return Bench(Engine(model, EngineConfig("fake", **settings)), model)
+    return Bench(Engine(model, EngineConfig("fake", **settings), clock or time.monotonic), model)
 
 
 def scripted(script: Sequence[int], prompt_tokens: int = 1, **options: Any) -> FakeModel:

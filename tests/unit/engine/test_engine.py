@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.engine import Engine, ModelFailed
+from engine.engine import Engine
+from engine.executor import ModelFailed
 from engine.fake import END_ID, FakeModel, fake_text
 from engine.request import EngineRequest, FinishReason, RequestRefused, SamplingParams
 from kernels.sampling import Sampled
-from tests.unit.engine.bench import Bench, RaisingModel, make_bench, scripted
+from tests.unit.engine.bench import Bench, Clock, RaisingModel, make_bench, scripted
 
 ENDLESS = {"max_tokens": 500}
 
@@ -348,6 +349,100 @@ class TestAbort:
         assert sum(bench.engine.stats().requests_finished.values()) == count
         for output in outputs.values():
             assert (output.finish_reason is FinishReason.ERROR) == (output.error is not None)
+
+
+class TestDeadlines:
+    def test_a_request_ends_when_its_deadline_passes_running_or_waiting(self) -> None:
+        clock = Clock()
+        bench = make_bench(max_num_seqs=1, clock=clock)
+        bench.add("runs", "p", deadline_s=105.0, **ENDLESS)
+        bench.add("waits", "p", deadline_s=105.0, **ENDLESS)
+        bench.add("patient", "p", deadline_s=1000.0)
+        for _ in range(5):
+            bench.step()
+        assert bench.engine.rest_s() == 5.0
+        clock.now_s = 105.0
+        steps = bench.engine.stats().steps
+        result = bench.step()
+        assert {output.request_id for output in result.finished} == {"runs", "waits"}
+        for output in result.finished:
+            assert (output.finish_reason, output.error_code) == (FinishReason.ABORT, Reason.DEADLINE_EXCEEDED)
+        assert len(bench.outputs["runs"].token_ids) == steps
+        assert bench.run()["patient"].finish_reason is FinishReason.LENGTH
+        assert bench.engine.rest_s() is None
+
+    def test_one_that_is_over_at_the_start_never_runs(self) -> None:
+        bench = make_bench(clock=Clock(10.0))
+        bench.add("late", "p", deadline_s=9.0)
+        assert bench.run()["late"].error_code == Reason.DEADLINE_EXCEEDED
+        assert (bench.engine.stats().steps, bench.admitted) == (0, [])
+
+    def test_it_passes_without_a_step_when_nothing_is_admitted(self) -> None:
+        clock = Clock()
+        bench = make_bench(clock=clock)
+        bench.engine.set_max_num_seqs(0)
+        bench.add("waits", "p", deadline_s=101.0)
+        assert not bench.engine.has_work
+        clock.now_s = 101.0
+        assert bench.engine.has_work
+        assert bench.run()["waits"].error_code == Reason.DEADLINE_EXCEEDED
+
+
+class TestShortage:
+    """A device or a host without memory for a step."""
+
+    def model(self, most_tokens: int, error: Exception) -> FakeModel:
+        class Tight(FakeModel):
+            def execute(self, batch: Batch) -> Sampled:
+                if len(batch.token_ids) > most_tokens:
+                    raise error
+                return super().execute(batch)
+
+        return Tight()
+
+    class OutOfMemoryError(RuntimeError):
+        """As torch names it."""
+
+    ERRORS = (MemoryError(), OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+
+    @pytest.mark.parametrize("error", ERRORS, ids=["host", "device", "torch on a host"])
+    def test_smaller_steps_are_made_and_nobody_fails(self, error: Exception) -> None:
+        bench = make_bench(self.model(10, error), max_num_batched_tokens=64)
+        for number in range(3):
+            bench.add(str(number), "p" * 40, max_tokens=5)
+        outputs = bench.run()
+        expected = make_bench().one("p" * 40, max_tokens=5)
+        assert [output.token_ids for output in outputs.values()] == [expected.token_ids] * 3
+
+    def test_the_one_that_cannot_fit_even_alone_fails(self) -> None:
+        class Tight(FakeModel):
+            def execute(self, batch: Batch) -> Sampled:
+                if any(7 in tokens for tokens in batch.known_tokens):
+                    raise MemoryError
+                return super().execute(batch)
+
+        bench = make_bench(Tight())
+        for number in range(4):
+            bench.add(str(number), (7, 8) if number == 2 else (8, 8), max_tokens=3)
+        outputs = bench.run()
+        assert {name for name, output in outputs.items() if output.error} == {"2"}
+
+    def test_the_budget_recovers(self) -> None:
+        bench = make_bench(RaisingModel(lambda batch: len(batch.token_ids) > 40 and model_is_short()))
+        short = [True]
+
+        def model_is_short() -> bool:
+            if short:
+                short.pop()
+                raise MemoryError
+            return False
+
+        bench.add("a", "p" * 50, max_tokens=200)
+        bench.add("b", "p" * 50, max_tokens=200)
+        bench.step()
+        assert bench.engine._scheduler.budget.tokens == 512
+        bench.run()
+        assert bench.engine._scheduler.budget.tokens == 1024
 
 
 class TestFailure:

@@ -1,25 +1,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.config import EngineConfig
 from engine.memory import PagePool
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import TokenSequence
+from engine.token_budget import RECOVER_STEPS, TokenBudget
 
 
 class Bench:
     """A scheduler whose plans are carried out by adding a token wherever one is sampled."""
 
-    def __init__(self, pages: int = 64, page_size: int = 4, seqs: int = 8, budget: int = 32) -> None:
-        self.scheduler = Scheduler(PagePool(pages, page_size), seqs, budget)
+    def __init__(
+        self, pages: int = 64, page_size: int = 4, seqs: int = 8, budget: int = 32, share: float = 1.0, **config: Any
+    ) -> None:
+        settings = EngineConfig("fake", max_num_seqs=seqs, max_num_batched_tokens=budget, prefill_share=share, **config)
+        self.scheduler = Scheduler(PagePool(pages, page_size), settings)
+        self.now_s = 0.0
         self.arrivals = 0
         self.finished: list[str] = []
+        self.preempted = 0
 
-    def add(self, prompt: int, output: int = 4, priority: int = 0) -> TokenSequence:
+    def add(self, prompt: int, output: int = 4, priority: int = 0, tenant: str = "default") -> TokenSequence:
         self.arrivals += 1
         sequence = TokenSequence(
             id=str(self.arrivals),
@@ -27,18 +35,20 @@ class Bench:
             prompt_tokens=prompt,
             max_len=prompt + output,
             priority=priority,
+            tenant=tenant,
             arrival=self.arrivals,
         )
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, self.now_s)
         return sequence
 
     def step(self) -> Plan:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.now_s)
         self.verify(plan)
+        self.preempted += len(plan.preempted)
         for chunk in plan.chunks:
             sequence = chunk.sequence
             samples = chunk.samples
-            sequence.computed = chunk.end
+            self.scheduler.commit(chunk)
             if samples:
                 sequence.tokens.append(0)
                 if len(sequence.tokens) == sequence.max_len:
@@ -51,7 +61,7 @@ class Bench:
         """What holds for every plan."""
         scheduler = self.scheduler
         scheduler.check()
-        assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= scheduler.max_num_batched_tokens
+        assert sum(chunk.end - chunk.start for chunk in plan.chunks) <= scheduler.budget.tokens
         assert len({chunk.sequence.id for chunk in plan.chunks}) == len(plan.chunks)
         slots: set[int] = set()
         for sequence, start, end in plan.chunks:
@@ -179,7 +189,7 @@ def test_a_preempted_request_waits_at_the_front_of_its_class() -> None:
     urgent_later = bench.add(prompt=60, output=2, priority=1)
     bench.until(lambda: any(sequence.preemptions for sequence in running))
     assert [sequence.preemptions for sequence in running] == [0, 0, 1]
-    assert list(bench.scheduler.waiting) == [running[2], later, urgent_later]
+    assert list(bench.scheduler.waiting.in_order(0.0)) == [running[2], later, urgent_later]
 
 
 def test_a_preempted_request_starts_over_and_keeps_its_tokens() -> None:
@@ -292,3 +302,212 @@ def test_a_page_is_kept_free_for_each_running_request_when_another_is_admitted()
     bench.scheduler.remove(large)
     small = bench.add(prompt=4, output=2)
     assert bench.step().admitted == (small,)
+
+
+def widths(plan: Plan) -> list[int]:
+    return [chunk.end - chunk.start for chunk in plan.chunks]
+
+
+class TestPrefillShare:
+    def test_prompts_take_their_share_of_a_step_in_which_others_decode(self) -> None:
+        """https://github.com/vllm-project/vllm/issues/10774"""
+        bench = Bench(pages=1000, budget=64, share=0.25)
+        bench.add(prompt=8, output=40)
+        bench.step()
+        bench.add(prompt=200)
+        assert [widths(bench.step()) for _ in range(3)] == [[1, 16]] * 3
+
+    def test_the_whole_budget_is_theirs_when_nobody_decodes(self) -> None:
+        bench = Bench(pages=1000, budget=64, share=0.25)
+        bench.add(prompt=200)
+        assert [widths(bench.step()) for _ in range(4)] == [[64], [64], [64], [8]]
+
+    @settings(max_examples=100, deadline=None)
+    @given(
+        share=st.sampled_from([0.01, 0.1, 0.25, 0.5, 1.0]),
+        requests=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 24)), min_size=1, max_size=12),
+        budget=st.integers(8, 64),
+    )
+    def test_no_step_with_decodes_computes_more_prompt_than_that(
+        self, share: float, requests: list[tuple[int, int]], budget: int
+    ) -> None:
+        bench = Bench(pages=100, budget=budget, share=share)
+        for request in requests:
+            bench.add(*request)
+        while bench.scheduler.running or bench.scheduler.waiting:
+            remaining = {s.id: s.remaining for s in [*bench.scheduler.running, *bench.scheduler.waiting]}
+            plan = bench.step()
+            prompts = sum(c.end - c.start for c in plan.chunks if remaining[c.sequence.id] > 1)
+            if any(remaining[c.sequence.id] == 1 for c in plan.chunks):
+                assert prompts <= max(1, int(share * budget))
+
+    def test_one_long_prompt_takes_at_most_half_of_the_share(self) -> None:
+        """https://github.com/vllm-project/vllm/issues/10774"""
+        bench = Bench(pages=1000, budget=64, share=0.5)
+        bench.add(prompt=4, output=60)
+        bench.step()
+        bench.add(prompt=400)
+        assert widths(bench.step()) == [1, 32]
+        bench.add(prompt=10, output=2)
+        assert widths(bench.step()) == [1, 22, 10]
+
+
+class TestClasses:
+    def test_a_low_request_is_admitted_among_urgent_ones_once_it_has_waited_long_enough(self) -> None:
+        bench = Bench(seqs=1, aging_s=10.0)
+        bench.add(prompt=2, output=2)
+        low = bench.add(prompt=2, output=2, priority=2)
+        ended_s = 0.0
+        while low.id not in bench.finished:
+            bench.add(prompt=2, output=2)
+            bench.step()
+            bench.now_s += 1.0
+            ended_s = bench.now_s
+        assert 20.0 <= ended_s <= 45.0
+
+    def test_age_pushes_nobody_out_and_who_was_admitted_by_it_stays(self) -> None:
+        """https://github.com/vllm-project/vllm/issues/40004"""
+        bench = Bench(seqs=1, aging_s=10.0)
+        high = bench.add(prompt=2, output=30)
+        low = bench.add(prompt=2, output=9, priority=1)
+        bench.step()
+        bench.now_s = 35.0
+        assert bench.step().preempted == ()
+        bench.until(lambda: high.id in bench.finished)
+        bench.step()
+        assert bench.scheduler.running == [low]
+        bench.add(prompt=2, output=2)
+        assert bench.step().preempted == ()
+
+    def test_an_urgent_request_passes_aged_ones_that_may_not_push_in(self) -> None:
+        """https://github.com/vllm-project/vllm/issues/40004"""
+        bench = Bench(seqs=2, aging_s=10.0)
+        runs = [bench.add(prompt=2, output=30, priority=2) for _ in range(2)]
+        bench.step()
+        aged = bench.add(prompt=2, output=2, priority=2)
+        bench.now_s = 60.0
+        urgent = bench.add(prompt=2, output=2)
+        plan = bench.step()
+        assert (plan.preempted, plan.admitted) == ((runs[1],), (urgent,))
+        bench.until(lambda: urgent.id in bench.finished)
+        assert bench.step().admitted == (aged,)
+
+    @settings(max_examples=60, deadline=None)
+    @given(data=st.data())
+    def test_requests_of_one_class_never_preempt_each_other_for_a_slot(self, data: st.DataObject) -> None:
+        bench = Bench(pages=1000, seqs=2, aging_s=5.0)
+        for _ in range(data.draw(st.integers(1, 20))):
+            bench.add(data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), 1, data.draw(st.sampled_from("abc")))
+            bench.step()
+            bench.now_s += data.draw(st.floats(0, 9))
+        bench.drain()
+        assert bench.preempted == 0
+
+
+class TestTenants:
+    def run(self, bench: Bench, requests: dict[str, list[int]], steps: int) -> dict[str, int]:
+        """Tokens computed for each tenant in so many steps while all of them have more to do."""
+        for tenant, prompts in requests.items():
+            for prompt in prompts:
+                bench.add(prompt, 8, tenant=tenant)
+        tokens = dict.fromkeys(requests, 0)
+        for _ in range(steps):
+            for chunk in bench.step().chunks:
+                tokens[chunk.sequence.tenant] += chunk.end - chunk.start
+        assert {s.tenant for s in bench.scheduler.waiting} == set(requests), "the test is too short"
+        return tokens
+
+    def test_a_tenant_with_a_thousand_requests_does_not_starve_one_with_one(self) -> None:
+        bench = Bench(pages=1000, seqs=4, budget=32)
+        for _ in range(1000):
+            bench.add(prompt=8, output=8, tenant="many")
+        for _ in range(50):
+            bench.step()
+        one = bench.add(prompt=8, output=8, tenant="one")
+        bench.until(lambda: one.id in bench.finished, limit=25)
+
+    def test_tokens_are_shared_equally_whatever_the_sizes_of_the_requests(self) -> None:
+        bench = Bench(pages=4000, seqs=8, budget=64)
+        tokens = self.run(bench, {"large": [120] * 200, "small": [4] * 3000}, 600)
+        assert 0.9 < tokens["large"] / tokens["small"] < 1.1
+
+    def test_tokens_are_shared_by_weight(self) -> None:
+        bench = Bench(pages=4000, seqs=8, budget=64, tenant_weights={"gold": 3.0})
+        tokens = self.run(bench, {"gold": [30] * 800, "plain": [30] * 800}, 600)
+        assert 2.7 < tokens["gold"] / tokens["plain"] < 3.3
+
+    def test_a_tenant_that_paused_gets_no_more_than_its_share_afterwards(self) -> None:
+        bench = Bench(pages=4000, seqs=4, budget=32)
+        self.run(bench, {"steady": [20] * 800}, 400)
+        tokens = self.run(bench, {"steady": [20] * 400, "back": [20] * 400}, 300)
+        assert 0.85 < tokens["steady"] / tokens["back"] < 1.15
+
+    def test_what_is_computed_again_after_a_preemption_is_not_charged(self) -> None:
+        bench = Bench(pages=12, page_size=4, seqs=4, budget=64)
+        for _ in range(4):
+            bench.add(prompt=8, output=16, tenant="a")
+        bench.drain()
+        assert bench.preempted > 0
+        assert bench.scheduler.shares.time("a") == 4 * (8 + 16)
+
+
+class TestBatchWindow:
+    def test_an_idle_engine_starts_at_once(self) -> None:
+        bench = Bench(batch_window_ms=50.0)
+        first = bench.add(prompt=4)
+        assert bench.step().admitted == (first,)
+
+    def test_new_requests_wait_for_companions_while_others_decode(self) -> None:
+        bench = Bench(batch_window_ms=50.0)
+        bench.add(prompt=4, output=50)
+        bench.step()
+        second = bench.add(prompt=4)
+        assert bench.step().admitted == ()
+        bench.now_s = 0.049
+        third = bench.add(prompt=4)
+        assert bench.step().admitted == ()
+        bench.now_s = 0.05
+        assert bench.step().admitted == (second, third)
+
+    def test_the_wait_ends_when_the_slots_or_the_step_would_be_full(self) -> None:
+        bench = Bench(batch_window_ms=50.0, seqs=3, budget=32)
+        bench.add(prompt=4, output=50)
+        bench.step()
+        bench.add(prompt=4)
+        assert bench.step().admitted == ()
+        bench.add(prompt=4)
+        assert len(bench.step().admitted) == 2
+        bench = Bench(batch_window_ms=50.0, budget=32)
+        bench.add(prompt=4, output=50)
+        bench.step()
+        bench.add(prompt=32)
+        assert len(bench.step().admitted) == 1
+
+    def test_nobody_waits_beside_a_prompt_that_is_being_computed(self) -> None:
+        bench = Bench(batch_window_ms=50.0, budget=8, pages=100)
+        bench.add(prompt=40)
+        bench.step()
+        bench.add(prompt=4)
+        assert len(bench.step().admitted) == 1
+
+    def test_the_wait_ends_when_the_others_do(self) -> None:
+        bench = Bench(batch_window_ms=50.0)
+        bench.add(prompt=4, output=2)
+        bench.step()
+        bench.add(prompt=4)
+        assert bench.step().admitted == ()
+        assert len(bench.step().admitted) == 1
+
+
+def test_a_shortage_of_memory_halves_the_budget_until_steps_go_well_again() -> None:
+    budget = TokenBudget(64, prefill_share=0.5)
+    budget.halve()
+    assert (budget.tokens, budget.prompts(decoding=1), budget.prompts(decoding=0)) == (32, 16, 32)
+    for _ in range(RECOVER_STEPS - 1):
+        budget.recover()
+    assert budget.tokens == 32
+    budget.recover()
+    assert budget.tokens == 64
+    for _ in range(10):
+        budget.halve()
+    assert (budget.tokens, budget.prompts(1)) == (1, 0)

@@ -317,6 +317,23 @@ def test_the_admission_cap_holds_back_and_lets_go(make: Make, recorder: Recorder
     recorder.wait_for("a")
 
 
+def test_a_deadline_wakes_an_engine_that_sleeps(make: Make, recorder: Recorder) -> None:
+    host = make()
+    host.set_max_num_seqs(0)
+    host.submit(request("waits", deadline_s=time.monotonic() + 0.1))
+    [output] = recorder.wait_for("waits")
+    assert (output.finish_reason, output.error_code) == (FinishReason.ABORT, Reason.DEADLINE_EXCEEDED)
+
+
+def test_a_running_request_ends_at_its_deadline(make: Make, recorder: Recorder) -> None:
+    host = make(FakeModel(step_s=0.001))
+    host.submit(request("runs", max_tokens=100_000, deadline_s=time.monotonic() + 0.1))
+    [output] = recorder.wait_for("runs")
+    assert output.error_code == Reason.DEADLINE_EXCEEDED
+    assert output.token_ids
+    host.check()
+
+
 def test_tokens_go_on_while_a_long_prompt_is_tokenised(make: Make, recorder: Recorder) -> None:
     """The step loop doesn't tokenise: steps happen between a long prompt's submission and its refusal."""
     host = make(FakeModel(step_s=0.001), max_seq_len=30_000)

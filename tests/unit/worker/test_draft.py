@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 from headrace.contract import JobRequest, JobStatus, Priority, Reason
@@ -13,7 +14,7 @@ from worker.draft import ClaimedJob, Identity, ended, refused, stopped
 from worker.slot import Cause, Stop
 
 WHO = Identity("fake@host", "cpu", "float32", "r1")
-JOB = ClaimedJob(Lease("j1", "w/1", 3, 2), JobRequest(model="fake", prompt="hi"), accepted_s=100.0, remaining_s=None)
+JOB = ClaimedJob(Lease("j1", "w/1", 3, 2), JobRequest(model="fake", prompt="hi"), accepted_s=100.0, deadline_s=None)
 METRICS = RequestMetrics(
     arrived_s=100.5, admitted_s=101.0, first_token_s=101.25, last_token_s=102.25, finished_s=102.25,
     cached_tokens=16, preemptions=1, mean_batch_size=3.5, max_batch_size=5,
@@ -130,3 +131,13 @@ def test_a_request_for_the_engine_says_all_that_was_asked() -> None:
 def test_a_claim_that_was_not_granted_is_no_job() -> None:
     with pytest.raises(ValueError, match="carries a lease"):
         ClaimedJob.from_claim(ClaimResult("j1", Verdict.DUPLICATE))
+
+
+def test_the_engine_learns_whose_the_job_is_how_urgent_and_until_when() -> None:
+    request = JobRequest(model="fake", prompt="hi", tenant="shop", priority=Priority.HIGH, ttl_s=60)
+    claim = ClaimResult("j1", Verdict.RUN, lease=JOB.lease, request=request, queued_s=1.0, remaining_s=30.0)
+    before_s = time.monotonic()
+    asked = ClaimedJob.from_claim(claim).engine_request()
+    assert (asked.id, asked.tenant, asked.namespace, asked.priority) == ("j1", "shop", "shop", 0)
+    assert asked.deadline_s is not None
+    assert before_s + 30.0 <= asked.deadline_s <= time.monotonic() + 30.0
