@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.memory import Page
+from engine.memory.storage import KVStorage
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
+from kernels.kv import KVLayout
 from kernels.sampling import Sampled, SamplingBatch
 from text.bundle import TextBundle
 
@@ -67,8 +69,12 @@ class Model(Protocol):
         """Memory that the KV storage may take unless told otherwise: a share of a GPU, a fixed amount on a CPU."""
         ...
 
-    def allocate_kv(self, pages: int, page_size: int) -> None:
-        """Reserve the KV storage; called once, before the first step."""
+    def kv_layout(self, page_size: int) -> KVLayout:
+        """How the model's KV lies in pages of `page_size` tokens."""
+        ...
+
+    def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
+        """Reserve the KV storage, to grow up to `most_units` where that costs nothing; once, before the first step."""
         ...
 
     def execute(self, batch: Batch) -> Sampled:

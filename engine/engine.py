@@ -14,7 +14,7 @@ from engine.counters import Counters
 from engine.deadlines import Deadlines
 from engine.executor import Executed, Executor, Failed, OutOfMemory
 from engine.generation import Generation
-from engine.memory import PagePool
+from engine.memory import Buddy, Extents, PagePool
 from engine.request import (
     EngineRequest,
     FinishReason,
@@ -62,13 +62,15 @@ class Engine:
         self._clock = clock
         self._tokenizer = Tokenizer(model.info.text)
         kv_bytes = config.kv_cache_bytes or model.kv_budget_bytes(config.gpu_memory_utilization)
-        pages = kv_bytes // (model.info.kv_bytes_per_token * config.page_size)
+        layout = model.kv_layout(config.page_size)
+        pages = layout.pages_in(kv_bytes)
         if pages < 1:
             raise ValueError(
                 f"a KV cache of {kv_bytes} bytes holds no page of {config.page_size} tokens"
                 f" at {model.info.kv_bytes_per_token} bytes each"
             )
-        pool = PagePool(pages, config.page_size)
+        self._storage = model.allocate_kv(layout, layout.units_for(pages), layout.units_for(pages))
+        pool = self._new_pool(pages)
         self.max_seq_len = min(config.max_seq_len, model.info.context_len, pool.capacity_tokens)
         """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
         if pool.capacity_tokens < min(config.max_seq_len, model.info.context_len):
@@ -81,7 +83,6 @@ class Engine:
         self._finished: list[RequestOutput] = []
         self._arrivals = 0
         self._counters = Counters(last_step_s=self._clock())
-        model.allocate_kv(pool.extents.ids, config.page_size)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -189,7 +190,7 @@ class Engine:
         self._live.clear()
         self._deadlines.clear()
         cap = self._scheduler.max_num_seqs
-        self._scheduler = Scheduler(PagePool(self._scheduler.pool.total, self._config.page_size), self._config)
+        self._scheduler = Scheduler(self._new_pool(self._scheduler.pool.total), self._config)
         self._scheduler.max_num_seqs = cap
         return self.report()
 
@@ -230,6 +231,11 @@ class Engine:
     def close(self) -> None:
         """Release the model. The engine is of no use afterwards."""
         self._model.close()
+
+    def _new_pool(self, pages: int) -> PagePool:
+        layout = self._storage.layout
+        extents = Extents(Buddy(self._storage.units), layout.extent_order, layout.pages_per_extent)
+        return PagePool(pages, layout.page_size, extents)
 
     def _note(self, plan: Plan, now_s: float) -> tuple[tuple[str, float], ...]:
         """Count a plan's admissions and preemptions; the first admissions are reported."""

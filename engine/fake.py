@@ -17,13 +17,15 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from engine.batch import CPU_KV_BYTES, Batch, Model, ModelInfo
+from engine.memory import Move
+from kernels.kv import KVLayout
 from kernels.sampling import Sampled
 from text.bundle import TextBundle
 
@@ -60,6 +62,51 @@ def fake_token(token_id: int, position: int) -> int:
     return ord(" ") if position % 6 == 5 and token_id != ord(" ") else ord("a") + mixed % 26
 
 
+class FakeStorage:
+    """`engine.memory.storage.KVStorage` that keeps tokens: each page is a list of them."""
+
+    def __init__(self, layout: KVLayout, units: int) -> None:
+        self.layout = layout
+        self.units = units
+        self._pages: dict[int, list[int]] = {}
+
+    def write(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
+        """Put each token into its slot."""
+        assert len(set(slots)) == len(slots), "two tokens of one step share a slot"
+        size = self.layout.page_size
+        limit = (self.units >> self.layout.extent_order) * self.layout.pages_per_extent
+        for token, slot in zip(tokens, slots, strict=True):
+            page, offset = divmod(slot, size)
+            assert 0 <= page < limit, f"page {page} is outside the pool of {limit}"
+            self._pages.setdefault(page, [-1] * size)[offset] = token
+
+    def read(self, pages: Sequence[int], length: int) -> list[int]:
+        """The first `length` tokens of a request's pages; a page that holds nothing is left out."""
+        context: list[int] = []
+        for page in pages[: -(-length // self.layout.page_size)]:
+            context += self._pages.get(page, ())
+        del context[length:]
+        return context
+
+    def copy_pages(self, moves: Sequence[Move]) -> None:
+        assert not {move.source for move in moves} & {move.target for move in moves}
+        for source, target in moves:
+            self._pages[target] = list(self._pages[source])
+
+    def save_pages(self, pages: Sequence[int]) -> list[list[int]]:
+        return [list(self._pages[page]) for page in pages]
+
+    def load_pages(self, saved: list[list[int]], pages: Sequence[int]) -> None:
+        for content, page in zip(saved, pages, strict=True):
+            self._pages[page] = list(content)
+
+    def decommit(self, runs: Iterable[tuple[int, int]]) -> None:
+        for first, count in runs:
+            per_extent, order = self.layout.pages_per_extent, self.layout.extent_order
+            for page in range((first >> order) * per_extent, ((first + count) >> order) * per_extent):
+                self._pages.pop(page, None)
+
+
 class FakeModel:
     """Fulfils `engine.batch.Model` in plain Python."""
 
@@ -84,30 +131,35 @@ class FakeModel:
         )
         self.step_s = step_s
         self._choose = choose
-        self._page_size = 0
-        self._pages = 0
-        self._kv: dict[int, list[int]] = {}
+        self._storage: FakeStorage | None = None
 
     def kv_budget_bytes(self, gpu_memory_utilization: float) -> int:
         return CPU_KV_BYTES
 
-    def allocate_kv(self, pages: int, page_size: int) -> None:
-        self._pages, self._page_size = pages, page_size
+    def kv_layout(self, page_size: int) -> KVLayout:
+        return KVLayout(1, 1, self.info.kv_bytes_per_token // 2, 1, page_size)
+
+    def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> FakeStorage:
+        self._storage = FakeStorage(layout, max(units, most_units))
+        return self._storage
 
     def execute(self, batch: Batch) -> Sampled:
         if self.step_s:
             time.sleep(self.step_s)
-        self._write(batch)
+        storage = self._storage
+        if storage is None:
+            raise RuntimeError("allocate_kv must be called before the first step")
+        storage.write(batch.token_ids, batch.slots)
         ends = []
         for row in range(len(batch.context_len)):
-            context = self._read(batch, row)
+            context = self._read(storage, batch, row)
             ends.append(self._obey(context))
         row_of = {end - 1: row for row, end in enumerate(batch.query_start[1:])}
         rows = enumerate(batch.sample_rows)
         return Sampled([self._next(batch, at, sampled, ends[row_of[at]]) for sampled, at in rows])
 
     def close(self) -> None:
-        self._kv.clear()
+        self._storage = None
 
     def _next(self, batch: Batch, at: int, sampled: int, end: bool) -> int:
         position = batch.positions[at] + 1
@@ -116,20 +168,10 @@ class FakeModel:
         wanted = (*(self.info.text.eos_token_ids if end else ()), self._choose(batch.token_ids[at], position))
         return next(token for token in chain(wanted, range(self.info.vocab_size)) if token not in banned)
 
-    def _write(self, batch: Batch) -> None:
-        assert len(set(batch.slots)) == len(batch.slots), "two tokens of one step share a slot"
-        for token, slot in zip(batch.token_ids, batch.slots, strict=True):
-            page, offset = divmod(slot, self._page_size)
-            assert 0 <= page < self._pages, f"page {page} is outside the pool of {self._pages}"
-            self._kv.setdefault(page, [-1] * self._page_size)[offset] = token
-
-    def _read(self, batch: Batch, row: int) -> list[int]:
+    def _read(self, storage: FakeStorage, batch: Batch, row: int) -> list[int]:
         """The context of a request, as its block table gives it."""
         length = batch.context_len[row]
-        context: list[int] = []
-        for page in batch.block_tables[row][: -(-length // self._page_size)]:
-            context += self._kv.get(page, ())
-        del context[length:]
+        context = storage.read(batch.block_tables[row], length)
         first, last = batch.query_start[row], batch.query_start[row + 1]
         assert batch.positions[first:last] == list(range(length - last + first, length)), "positions are wrong"
         assert context[length - last + first :] == batch.token_ids[first:last], "tokens were written to other slots"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -11,13 +12,16 @@ from torch import Tensor
 
 from engine.batch import CPU_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
+from engine.memory.storage import KVStorage
 from engine.model import open_files, revision
 from engine.model.decoder import Decoder, build_weights
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
 from engine.model.hf_dir import HFWeights
+from engine.torch_storage import TorchStorage
 from kernels import ensure_ours
-from kernels.protocol import AttentionMetadata, KVSpec
+from kernels.kv import KVLayout
+from kernels.protocol import AttentionMetadata
 from kernels.registry import get_kernels
 from kernels.sampling import Sampled
 
@@ -31,8 +35,8 @@ class TorchModel:
         self.info = info
         self._decoder: Decoder | None = decoder
         self._device = device
-        self._kv: list[Any] = []
-        self._page_size = 0
+        self._storage: TorchStorage | None = None
+        self._kv: Sequence[Any] = ()
 
     @classmethod
     def load(cls, config: EngineConfig) -> Self:
@@ -78,21 +82,25 @@ class TorchModel:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
         return max(0, int(total_bytes * gpu_memory_utilization) - (total_bytes - free_bytes))
 
-    def allocate_kv(self, pages: int, page_size: int) -> None:
+    def kv_layout(self, page_size: int) -> KVLayout:
         decoder = self._open()
-        if self._kv:
-            raise RuntimeError("the KV storage is allocated already")
         spec = decoder.spec
-        shape = KVSpec(pages, page_size, spec.kv_heads, spec.head_size, decoder.dtype)
-        self._kv = [decoder.kernels.new_kv(shape, self._device) for _ in range(spec.layers)]
-        self._page_size = page_size
+        return KVLayout(spec.layers, spec.kv_heads, spec.head_size, decoder.dtype.itemsize, page_size)
+
+    def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
+        decoder = self._open()
+        if self._storage is not None:
+            raise RuntimeError("the KV storage is allocated already")
+        self._storage = TorchStorage(decoder.kernels, layout, units, most_units, self._device)
+        self._kv = decoder.kernels.kv_views(self._storage.bytes, layout, decoder.dtype)
+        return self._storage
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Sampled:
         decoder = self._open()
-        if not self._kv:
+        if self._storage is None:
             raise RuntimeError("allocate_kv must be called before the first step")
-        token_ids, meta, rows = self._upload(batch)
+        token_ids, meta, rows = self._upload(batch, self._storage.layout)
         logits = decoder.forward(token_ids, meta, self._kv, rows)
         if not batch.sample_rows:
             return Sampled([])
@@ -100,14 +108,15 @@ class TorchModel:
 
     def close(self) -> None:
         self._decoder = None
-        self._kv = []
+        self._kv = ()
+        self._storage = None
 
     def _open(self) -> Decoder:
         if self._decoder is None:
             raise RuntimeError("the model is closed")
         return self._decoder
 
-    def _upload(self, batch: Batch) -> tuple[Tensor, AttentionMetadata, Tensor]:
+    def _upload(self, batch: Batch, layout: KVLayout) -> tuple[Tensor, AttentionMetadata, Tensor]:
         """One tensor with all integers of the step, cut into its parts on the device."""
         requests, width = len(batch.context_len), max(map(len, batch.block_tables))
         tables = itertools.chain.from_iterable(table + [0] * (width - len(table)) for table in batch.block_tables)
@@ -126,7 +135,7 @@ class TorchModel:
             block_table=block_table.view(requests, width),
             max_query=max(b - a for a, b in itertools.pairwise(batch.query_start)),
             max_context=max(batch.context_len),
-            page_size=self._page_size,
+            layout=layout,
         )
         return token_ids, meta, rows
 

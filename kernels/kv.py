@@ -35,12 +35,16 @@ class KVLayout:
         return self.layers * self.layer_bytes
 
     @cached_property
+    def extent_order(self) -> int:
+        """An extent is so many doublings of a unit: the fewest that waste at most `MOST_WASTE` of it."""
+        order = 0
+        while (extent := UNIT_BYTES << order) < self.page_bytes or extent % self.page_bytes > MOST_WASTE * extent:
+            order += 1
+        return order
+
+    @cached_property
     def extent_bytes(self) -> int:
-        """The smallest power of two of units that wastes at most `MOST_WASTE` of itself."""
-        extent = UNIT_BYTES
-        while extent < self.page_bytes or extent % self.page_bytes > MOST_WASTE * extent:
-            extent *= 2
-        return extent
+        return UNIT_BYTES << self.extent_order
 
     @cached_property
     def pages_per_extent(self) -> int:
@@ -50,3 +54,16 @@ class KVLayout:
         """Where a page begins in the arena."""
         extent, index = divmod(page, self.pages_per_extent)
         return extent * self.extent_bytes + index * self.page_bytes
+
+    def pages_in(self, size_bytes: int) -> int:
+        """Pages that fit into a part of the arena that begins with an extent."""
+        extents, rest = divmod(size_bytes, self.extent_bytes)
+        return extents * self.pages_per_extent + min(rest // self.page_bytes, self.pages_per_extent)
+
+    def bytes_for(self, pages: int) -> int:
+        """The smallest part of the arena that holds so many pages: the inverse of `pages_in`."""
+        return self.offset_bytes(pages - 1) + self.page_bytes if pages else 0
+
+    def units_for(self, pages: int) -> int:
+        """Units of the extents that hold so many pages."""
+        return -(-pages // self.pages_per_extent) << self.extent_order

@@ -8,12 +8,14 @@ one dtype, the model's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from kernels.kv import KVLayout
 from kernels.sampling import Sampled, SamplingBatch
 
 
@@ -37,20 +39,9 @@ class AttentionMetadata:
     """[R, most pages of a request]."""
     max_query: int
     max_context: int
-    page_size: int
+    layout: KVLayout
     plan: Any = None
     """What `Kernels.prepare` computed for this step; only its own implementation reads it."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """Shape of one layer's share of the KV pool."""
-
-    pages: int
-    page_size: int
-    kv_heads: int
-    head_size: int
-    dtype: torch.dtype
 
 
 class Linear(Protocol):
@@ -73,8 +64,8 @@ class Kernels(Protocol):
         """Pack a weight [out, in] and an optional bias [out]."""
         ...
 
-    def new_kv(self, spec: KVSpec, device: torch.device) -> Any:
-        """One layer's keys and values for all pages, in a layout that only this implementation reads."""
+    def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> Sequence[Any]:
+        """Each layer's keys and values of all pages in `storage` [bytes] uint8: views, which only this reads."""
         ...
 
     def prepare(self, meta: AttentionMetadata, dtype: torch.dtype) -> AttentionMetadata:
@@ -126,8 +117,8 @@ class Kernels(Protocol):
         """[T, 2 * inner] -> silu(first half) * second half, [T, inner]."""
         ...
 
-    def copy_pages(self, kv: Any, source: Tensor, target: Tensor) -> None:
-        """Copy pages `source` [n] onto pages `target` [n]."""
+    def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
+        """Copy pages `source` [n] of `storage` [bytes] uint8 onto pages `target` [n], all layers of them."""
         ...
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.protocol import AttentionMetadata, KVSpec, Linear
-from kernels.reference_attention import AttentionPlan, PagedKV, attend, plan
+from kernels.kv import KVLayout
+from kernels.protocol import AttentionMetadata, Linear
+from kernels.reference_attention import AttentionPlan, PagedKV, attend, kv_views, plan
 from kernels.reference_sampling import sample
 from kernels.sampling import Sampled, SamplingBatch
 
@@ -55,11 +56,8 @@ class ReferenceKernels:
             return PackedLinear(weight.contiguous(), bias)
         return TorchLinear(weight.contiguous(), bias)
 
-    def new_kv(self, spec: KVSpec, device: torch.device) -> PagedKV:
-        shape = (spec.pages, spec.page_size, spec.kv_heads, spec.head_size)
-        return PagedKV(
-            torch.zeros(shape, dtype=spec.dtype, device=device), torch.zeros(shape, dtype=spec.dtype, device=device)
-        )
+    def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[PagedKV]:
+        return kv_views(storage, layout, dtype)
 
     def prepare(self, meta: AttentionMetadata, dtype: torch.dtype) -> AttentionMetadata:
         return replace(meta, plan=plan(meta, dtype))
@@ -86,7 +84,7 @@ class ReferenceKernels:
         k_norm: Tensor | None = None,
         norm_eps: float = 1e-6,
     ) -> Tensor:
-        kv_heads, head_size = kv.keys.shape[2:]
+        kv_heads, head_size = kv.kv_heads, qkv.shape[2]
         heads = qkv.shape[1] - 2 * kv_heads
         qk, v = qkv[:, : heads + kv_heads].float(), qkv[:, heads + kv_heads :]
         if q_norm is not None and k_norm is not None:
@@ -96,8 +94,8 @@ class ReferenceKernels:
         first, second = qk.chunk(2, dim=-1)
         rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
         attention: AttentionPlan = meta.plan
-        kv.keys.flatten(0, 1).index_copy_(0, attention.slots, rotated[:, heads:])
-        kv.values.flatten(0, 1).index_copy_(0, attention.slots, v)
+        kv.keys.index_copy_(0, attention.rows, rotated[:, heads:].flatten(1))
+        kv.values.index_copy_(0, attention.rows, v.flatten(1))
         return rotated[:, :heads]
 
     def paged_attention(self, q: Tensor, kv: PagedKV, meta: AttentionMetadata, scale: float) -> Tensor:
@@ -107,9 +105,10 @@ class ReferenceKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
-    def copy_pages(self, kv: PagedKV, source: Tensor, target: Tensor) -> None:
-        kv.keys[target] = kv.keys[source]
-        kv.values[target] = kv.values[source]
+    def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
+        pages = page_view(storage, layout)
+        per_extent = layout.pages_per_extent
+        pages[target // per_extent, target % per_extent] = pages[source // per_extent, source % per_extent]
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sample(logits, batch)
@@ -120,3 +119,9 @@ def _onednn_has(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+def page_view(storage: Tensor, layout: KVLayout) -> Tensor:
+    """The pages of `storage` [bytes] uint8: [extents, pages of an extent, bytes]."""
+    shape = (len(storage) // layout.extent_bytes, layout.pages_per_extent, layout.page_bytes)
+    return storage.as_strided(shape, (layout.extent_bytes, layout.page_bytes, 1))

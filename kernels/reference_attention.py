@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
 
 GROUP_COST_TOKENS = 200
@@ -22,10 +23,29 @@ GROUP_COST_TOKENS = 200
 
 
 class PagedKV(NamedTuple):
-    """One layer's pool: `keys` and `values` are [P, B, G, D]."""
+    """One layer's keys and values: a token's heads, G * D elements, are row `AttentionPlan.rows` of each.
+
+    A page's block is [B, G, D] keys, then as many values. Pages don't follow each other evenly, so row r of
+    the views begins at element r: rows overlap, and those that are used don't.
+    """
 
     keys: Tensor
     values: Tensor
+    kv_heads: int
+
+
+def kv_views(storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[PagedKV]:
+    """Each layer's keys and values in `storage` [bytes] uint8."""
+    elements = storage.view(dtype)
+    width = layout.kv_heads * layout.head_size
+    half = layout.layer_bytes // layout.element_bytes // 2
+
+    def rows(start: int) -> Tensor:
+        return elements.as_strided((len(elements) - start - width + 1, width), (1, 1), start)
+
+    return [
+        PagedKV(rows(2 * layer * half), rows((2 * layer + 1) * half), layout.kv_heads) for layer in range(layout.layers)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +54,8 @@ class DecodeGroup:
 
     rows: Tensor
     """[n] rows of the step."""
-    slots: Tensor
-    """[n * C] slots to gather. Padding repeats the request's own last token, so no stale memory is read."""
+    context: Tensor
+    """[n * C] rows to gather. Padding repeats the request's own last token, so no stale memory is read."""
     mask: Tensor | None
     """[n, 1, 1, C], -inf on padding; None if there is none."""
     size: int
@@ -47,16 +67,16 @@ class Chunk:
 
     start: int
     end: int
-    slots: Tensor
-    """[C]"""
+    context: Tensor
+    """[C] rows to gather."""
     mask: Tensor | None
     """[rows, C], -inf after each row's own position; None if the chunk is the whole context."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    slots: Tensor
-    """[T] where to write, int64."""
+    rows: Tensor
+    """[T] rows of `PagedKV` to write, int64."""
     decodes: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
 
@@ -68,7 +88,7 @@ def plan(meta: AttentionMetadata, dtype: torch.dtype) -> AttentionPlan:
     decodes = [r for r in range(len(contexts)) if starts[r + 1] - starts[r] == 1]
     chunks = [r for r in range(len(contexts)) if starts[r + 1] - starts[r] > 1]
     return AttentionPlan(
-        slots=meta.slots.long(),
+        rows=_rows(meta.layout, meta.slots.long()),
         decodes=tuple(_decode_group(meta, g, contexts, dtype) for g in group_by_context(decodes, contexts)),
         chunks=tuple(_chunk(meta, r, starts[r], starts[r + 1], contexts[r], dtype) for r in chunks),
     )
@@ -102,7 +122,7 @@ def _decode_group(
         mask = mask.masked_fill_(tokens >= lengths, float("-inf"))[:, None, None]
     return DecodeGroup(
         rows=meta.query_start[members].long(),
-        slots=_slots(meta, members, tokens.minimum(lengths - 1)).flatten(),
+        context=_context(meta, members, tokens.minimum(lengths - 1)).flatten(),
         mask=mask,
         size=len(requests),
     )
@@ -116,13 +136,24 @@ def _chunk(meta: AttentionMetadata, request: int, start: int, end: int, context:
         own = torch.arange(context - (end - start), context, device=device)[:, None]
         mask = torch.zeros(end - start, context, dtype=dtype, device=device).masked_fill_(tokens > own, float("-inf"))
     member = torch.tensor([request], device=device)
-    return Chunk(start=start, end=end, slots=_slots(meta, member, tokens).flatten(), mask=mask)
+    return Chunk(start=start, end=end, context=_context(meta, member, tokens).flatten(), mask=mask)
 
 
-def _slots(meta: AttentionMetadata, requests: Tensor, tokens: Tensor) -> Tensor:
-    """Slots of the tokens [n, C] of requests [n]."""
-    pages = meta.block_table[requests].long().gather(1, tokens // meta.page_size)
-    return pages * meta.page_size + tokens % meta.page_size
+def _context(meta: AttentionMetadata, requests: Tensor, tokens: Tensor) -> Tensor:
+    """Rows of the tokens [n, C] of requests [n]."""
+    page_size = meta.layout.page_size
+    pages = meta.block_table[requests].long().gather(1, tokens // page_size)
+    return _rows(meta.layout, pages * page_size + tokens % page_size)
+
+
+def _rows(layout: KVLayout, slots: Tensor) -> Tensor:
+    """Where the slots' rows of `PagedKV` begin, in elements."""
+    pages, offsets = slots // layout.page_size, slots % layout.page_size
+    extents, places = pages // layout.pages_per_extent, pages % layout.pages_per_extent
+    begin = extents * (layout.extent_bytes // layout.element_bytes) + places * (
+        layout.page_bytes // layout.element_bytes
+    )
+    return begin + offsets * (layout.kv_heads * layout.head_size)
 
 
 def attend(q: Tensor, kv: PagedKV, plan: AttentionPlan, scale: float) -> Tensor:
@@ -137,9 +168,10 @@ def attend(q: Tensor, kv: PagedKV, plan: AttentionPlan, scale: float) -> Tensor:
 
 def _attend_decodes(q: Tensor, kv: PagedKV, group: DecodeGroup, scale: float, out: Tensor) -> None:
     """The query heads that share a key head stand as one block of queries: [n, G, H / G, D]."""
-    n, kv_heads, head_size = group.size, kv.keys.shape[2], q.shape[2]
+    n, kv_heads, head_size = group.size, kv.kv_heads, q.shape[2]
     keys, values = (
-        pool.flatten(0, 1).index_select(0, group.slots).view(n, -1, kv_heads, head_size).transpose(1, 2) for pool in kv
+        pool.index_select(0, group.context).view(n, -1, kv_heads, head_size).transpose(1, 2)
+        for pool in (kv.keys, kv.values)
     )
     queries = q.index_select(0, group.rows).view(n, kv_heads, -1, head_size)
     attended = scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask, scale=scale)
@@ -148,11 +180,14 @@ def _attend_decodes(q: Tensor, kv: PagedKV, group: DecodeGroup, scale: float, ou
 
 def _attend_chunk(q: Tensor, kv: PagedKV, chunk: Chunk, scale: float, out: Tensor) -> None:
     """The batch runs over key heads, the heads over the queries that share one: [G, H / G, rows, D]."""
-    rows, kv_heads, head_size = chunk.end - chunk.start, kv.keys.shape[2], q.shape[2]
+    rows, kv_heads, head_size = chunk.end - chunk.start, kv.kv_heads, q.shape[2]
     shared = q.shape[1] // kv_heads
     keys, values = (
-        pool.flatten(0, 1).index_select(0, chunk.slots).transpose(0, 1)[:, None].expand(-1, shared, -1, -1)
-        for pool in kv
+        pool.index_select(0, chunk.context)
+        .view(-1, kv_heads, head_size)
+        .transpose(0, 1)[:, None]
+        .expand(-1, shared, -1, -1)
+        for pool in (kv.keys, kv.values)
     )
     queries = q[chunk.start : chunk.end].view(rows, kv_heads, shared, head_size).permute(1, 2, 0, 3)
     attended = scaled_dot_product_attention(

@@ -25,7 +25,7 @@ def sequence(pages: list[int], tokens: list[int]) -> TokenSequence:
 @pytest.fixture
 def model() -> FakeModel:
     model = FakeModel()
-    model.allocate_kv(8, 4)
+    model.allocate_kv(model.kv_layout(4), 1, 1)
     return model
 
 
@@ -107,7 +107,7 @@ class TestPaging:
 
     def test_a_page_outside_the_pool(self, model: FakeModel) -> None:
         with pytest.raises(AssertionError, match="outside the pool"):
-            self.execute(model, sequence([8], [1]), 0, 1)
+            self.execute(model, sequence([1024], [1]), 0, 1)
 
     def test_two_tokens_in_one_slot(self, model: FakeModel) -> None:
         rows = [sequence([2], [1]), sequence([2], [1])]

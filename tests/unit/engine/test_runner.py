@@ -30,10 +30,16 @@ def load(saved: tuple[Any, Path], tmp_path: Path, **config: Any) -> TorchModel:
     return TorchModel.load(EngineConfig(str(saved[1]), cache=tmp_path, **({"dtype": "float32"} | config)))
 
 
+def allocate(model: TorchModel) -> None:
+    layout = model.kv_layout(PAGE_SIZE)
+    units = layout.units_for(PAGES)
+    model.allocate_kv(layout, units, units)
+
+
 @pytest.fixture
 def model(saved: tuple[Any, Path], tmp_path: Path) -> Iterator[TorchModel]:
     model = load(saved, tmp_path)
-    model.allocate_kv(PAGES, PAGE_SIZE)
+    allocate(model)
     yield model
     model.close()
 
@@ -144,7 +150,7 @@ def test_rows_behind_the_vocabulary_are_never_chosen(tmp_path: Path) -> None:
     reference.save_pretrained(path)
     model = load((reference, path), tmp_path)
     assert model.info.vocab_size == 96
-    model.allocate_kv(PAGES, PAGE_SIZE)
+    allocate(model)
     outputs = finish(model, [Run(prompt) for prompt in prompts()], 8, 64)
     assert max(max(output) for output in outputs) < 96
 
@@ -161,9 +167,9 @@ class TestOrder:
         model = load(saved, tmp_path)
         with pytest.raises(RuntimeError, match="allocate_kv must be called"):
             step(model, [(Run([5]), 1)], [0])
-        model.allocate_kv(PAGES, PAGE_SIZE)
+        allocate(model)
         with pytest.raises(RuntimeError, match="allocated already"):
-            model.allocate_kv(PAGES, PAGE_SIZE)
+            allocate(model)
 
     def test_nothing_runs_after_close(self, model: TorchModel) -> None:
         model.close()
@@ -176,7 +182,7 @@ class TestChoices:
     def test_half_types_run(self, saved: tuple[Any, Path], tmp_path: Path) -> None:
         for dtype in ("bfloat16", "float16"):
             model = load(saved, tmp_path, dtype=dtype)
-            model.allocate_kv(PAGES, PAGE_SIZE)
+            allocate(model)
             assert model.info.kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
             (output,) = finish(model, [Run(prompts()[4])], 3, 64)
             assert len(output) == 3

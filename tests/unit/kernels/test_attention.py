@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.protocol import AttentionMetadata, Kernels, KVSpec
+from kernels.kv import KVLayout
+from kernels.protocol import AttentionMetadata, Kernels
 from kernels.reference_attention import GROUP_COST_TOKENS, group_by_context
 
-CPU = torch.device("cpu")
+EXTENTS = 2
+"""Pages are scattered over so many."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 MIXED = [(1, 1), (7, 7), (1, 35), (5, 20), (1, 16), (16, 16), (2, 33), (1, 300), (1, 17)]
@@ -37,9 +39,8 @@ class Ragged:
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
         needed = [-(-context // self.page_size) for _, context in self.requests]
-        self.pages = sum(needed) + 3
-        free = list(range(self.pages))
-        random.Random(7).shuffle(free)
+        self.layout = KVLayout(2, self.kv_heads, self.size, self.dtype.itemsize, self.page_size)
+        free = random.Random(7).sample(range(EXTENTS * self.layout.pages_per_extent), sum(needed))
         for (_, context), count in zip(self.requests, needed, strict=True):
             shape = (context, self.kv_heads, self.size)
             self.keys.append(torch.randn(shape, generator=generator).to(self.dtype))
@@ -73,7 +74,7 @@ class Ragged:
             block_table=i32([table + [0] * (width - len(table)) for table in self.tables]),
             max_query=max(rows),
             max_context=max(context for _, context in self.requests),
-            page_size=self.page_size,
+            layout=self.layout,
         )
 
     def expected(self) -> Tensor:
@@ -95,9 +96,10 @@ def attend(kernels: Kernels, batch: Ragged, kv: object) -> Tensor:
     return kernels.paged_attention(batch.q, kv, meta, batch.scale)
 
 
-def written(kernels: Kernels, batch: Ragged) -> object:
-    """A pool with the whole context of each request, written by the implementation itself without turning it."""
-    kv = kernels.new_kv(KVSpec(batch.pages, batch.page_size, batch.kv_heads, batch.size, batch.dtype), CPU)
+def written(kernels: Kernels, batch: Ragged, stale: int = 0) -> object:
+    """A pool of `stale` bytes with each request's whole context, written by the implementation without turning it."""
+    storage = torch.full((EXTENTS * batch.layout.extent_bytes,), stale, dtype=torch.uint8)
+    kv = kernels.kv_views(storage, batch.layout, batch.dtype)[1]
     contexts = [context for _, context in batch.requests]
     still = torch.stack([torch.ones(max(contexts), batch.size // 2), torch.zeros(max(contexts), batch.size // 2)], 1)
     keys, values = torch.cat(batch.keys), torch.cat(batch.values)
@@ -127,25 +129,9 @@ def test_bfloat16(kernels: Kernels, requests: list[tuple[int, int]]) -> None:
 
 
 def test_memory_behind_the_context_is_never_read(kernels: Kernels) -> None:
-    """Pages come from requests that have ended; whatever those left there, NaN too, must not leak."""
+    """Pages come from requests that have ended; whatever those left there, NaN (all bits set) too, must not leak."""
     batch = Ragged(MIXED, 4, 2, 64, 16, torch.float32)
-    kv = written(kernels, batch)
-    live = set(batch.metadata([context for _, context in batch.requests]).slots.tolist())
-    stale = sorted(set(range(batch.pages * 16)) - live)
-    still = torch.stack([torch.ones(1, 32), torch.zeros(1, 32)], 1)
-    meta = AttentionMetadata(
-        positions=torch.zeros(len(stale), dtype=torch.int32),
-        slots=torch.tensor(stale, dtype=torch.int32),
-        query_start=torch.tensor([0, len(stale)], dtype=torch.int32),
-        context_len=torch.tensor([len(stale)], dtype=torch.int32),
-        block_table=torch.zeros(1, len(stale), dtype=torch.int32),
-        max_query=len(stale),
-        max_context=len(stale),
-        page_size=16,
-    )
-    kernels.rotary_kv_write(
-        torch.full((len(stale), 8, 64), float("nan")), still, kernels.prepare(meta, torch.float32), kv
-    )
+    kv = written(kernels, batch, stale=0xFF)
     got = attend(kernels, batch, kv)
     torch.testing.assert_close(got.double(), batch.expected(), rtol=1e-5, atol=1e-5)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.protocol import AttentionMetadata, Kernels, KVSpec
+from kernels.kv import UNIT_BYTES, KVLayout
+from kernels.protocol import AttentionMetadata, Kernels
 
-CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
@@ -85,7 +85,7 @@ def test_silu_and_mul(kernels: Kernels, dtype: torch.dtype) -> None:
     assert_near(kernels.silu_and_mul(gate_up.clone()), gate / (1 + (-gate).exp()) * up, dtype)
 
 
-def metadata(positions: list[int], slots: list[int]) -> AttentionMetadata:
+def metadata(layout: KVLayout, positions: list[int], slots: list[int]) -> AttentionMetadata:
     """One request whose tokens go to the given slots of pages of 4."""
 
     def i32(values: list[int]) -> Tensor:
@@ -100,7 +100,7 @@ def metadata(positions: list[int], slots: list[int]) -> AttentionMetadata:
         block_table=i32(pages)[None],
         max_query=len(positions),
         max_context=len(positions),
-        page_size=4,
+        layout=layout,
     )
 
 
@@ -116,8 +116,9 @@ def test_rotary_turns_pairs_of_halves(
     table = torch.stack([angles.cos(), angles.sin()], dim=1).float()
     qkv = randn(4, heads + 2 * kv_heads, size, dtype=dtype)
     q_norm, k_norm = (randn(size, seed=4), randn(size, seed=5)) if normalised else (None, None)
-    kv = kernels.new_kv(KVSpec(6, 4, kv_heads, size, dtype), CPU)
-    meta = kernels.prepare(metadata(positions, [9, 2, 3, 21]), dtype)
+    layout = KVLayout(1, kv_heads, size, dtype.itemsize, 4)
+    (kv,) = kernels.kv_views(torch.zeros(UNIT_BYTES, dtype=torch.uint8), layout, dtype)
+    meta = kernels.prepare(metadata(layout, positions, [9, 2, 3, 21]), dtype)
 
     got = kernels.rotary_kv_write(qkv.clone(), table, meta, kv, q_norm, k_norm, norm_eps=1e-5)
 
@@ -132,10 +133,15 @@ def test_rotary_turns_pairs_of_halves(
 
 def test_copied_pages_are_equal_and_the_others_untouched(kernels: Kernels) -> None:
     """Seen through attention, because the layout of the pool is the implementation's own."""
-    kv = kernels.new_kv(KVSpec(6, 4, 1, 8, torch.float32), CPU)
+    layout = KVLayout(2, 1, 8, 4, 4)
+    far = layout.pages_per_extent + 5
+    storage = torch.zeros(2 * UNIT_BYTES, dtype=torch.uint8)
+    layers = kernels.kv_views(storage, layout, torch.float32)
     identity = torch.stack([torch.ones(16, 4), torch.zeros(16, 4)], dim=1)
-    meta = kernels.prepare(metadata([0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7, 8, 9, 10, 11]), torch.float32)
-    kernels.rotary_kv_write(randn(8, 3, 8), identity, meta, kv)
+    slots = [4, 5, 6, 7, 8, 9, 10, 11]
+    meta = kernels.prepare(metadata(layout, [0, 1, 2, 3, 4, 5, 6, 7], slots), torch.float32)
+    for seed, kv in enumerate(layers):
+        kernels.rotary_kv_write(randn(8, 3, 8, seed=seed), identity, meta, kv)
 
     def look(pages: list[int]) -> Tensor:
         last = AttentionMetadata(
@@ -146,13 +152,15 @@ def test_copied_pages_are_equal_and_the_others_untouched(kernels: Kernels) -> No
             block_table=torch.tensor([pages], dtype=torch.int32),
             max_query=1,
             max_context=8,
-            page_size=4,
+            layout=layout,
         )
-        return kernels.paged_attention(randn(1, 1, 8), kv, kernels.prepare(last, torch.float32), 1 / math.sqrt(8))
+        meta = kernels.prepare(last, torch.float32)
+        return torch.stack([kernels.paged_attention(randn(1, 1, 8), kv, meta, 1 / math.sqrt(8)) for kv in layers])
 
     before = look([1, 2])
-    assert not torch.equal(look([5, 3]), before)
-    kernels.copy_pages(kv, torch.tensor([1, 2]), torch.tensor([5, 3]))
-    assert torch.equal(look([5, 3]), before)
+    assert not torch.equal(before[0], before[1])
+    assert not torch.equal(look([far, 3]), before)
+    kernels.copy_pages(storage, layout, torch.tensor([1, 2]), torch.tensor([far, 3]))
+    assert torch.equal(look([far, 3]), before)
     assert torch.equal(look([1, 2]), before)
     assert not torch.equal(look([0, 4]), before)

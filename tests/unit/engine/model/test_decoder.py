@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.model.decoder import Decoder, build_weights
 from engine.model.hf_dir import HFDirectory, HFWeights
-from kernels.protocol import AttentionMetadata, KVSpec
+from kernels.kv import UNIT_BYTES, KVLayout
+from kernels.protocol import AttentionMetadata
 from kernels.reference import ReferenceKernels
 
 Save = Callable[..., tuple[Any, Path]]
@@ -57,8 +58,9 @@ class Stepper:
             positions=256,
         )
         self.decoder = Decoder(spec, weights, kernels, torch.float32)
-        shape = KVSpec(64, PAGE_SIZE, spec.kv_heads, spec.head_size, torch.float32)
-        self.kv = [kernels.new_kv(shape, CPU) for _ in range(spec.layers)]
+        self.layout = KVLayout(spec.layers, spec.kv_heads, spec.head_size, 4, PAGE_SIZE)
+        storage = torch.zeros(self.layout.units_for(64) * UNIT_BYTES, dtype=torch.uint8)
+        self.kv = kernels.kv_views(storage, self.layout, torch.float32)
         self.table = torch.randperm(64, generator=torch.Generator().manual_seed(1)).tolist()
         self.known = 0
 
@@ -80,7 +82,7 @@ class Stepper:
             block_table=i32([self.table]),
             max_query=len(tokens),
             max_context=self.known,
-            page_size=PAGE_SIZE,
+            layout=self.layout,
         )
         return self.decoder.forward(i32(tokens), meta, self.kv, i32(range(len(tokens)) if rows is None else rows))
 
