@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from headrace.urls import masked
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -120,7 +121,7 @@ class Stack:
             self.supervisor.wait_ready([self.supervisor.start(service)])
         elif not services.broker_answers(self.at.broker_url):
             raise Failure(
-                f"no broker answers at {services.masked(self.at.broker_url)}",
+                f"no broker answers at {masked(self.at.broker_url)}",
                 "start it, or unset HEADRACE_REDIS_URL, REDIS_URL and CELERY_BROKER_URL to embed one",
             )
 
@@ -146,7 +147,7 @@ class Stack:
         urls = {"API": self.at.api_url, "API docs": f"{self.at.api_url}/docs"}
         if self.flower:
             urls["Flower"] = self.at.flower_url
-        return urls | {"broker": services.masked(self.at.broker_url), "ledger": services.masked(self.at.database_url)}
+        return urls | {"broker": masked(self.at.broker_url), "ledger": masked(self.at.database_url)}
 
     def _record(self) -> None:
         Instance(

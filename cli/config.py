@@ -24,10 +24,10 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON do
 
     settings = get_settings()
     values = settings.model_dump(mode="json")
+    in_force = {"redis_url": _in_force(settings, "broker_url"), "database_url": _in_force(settings, "ledger_url")}
     if as_json:
-        print_json(values | {"broker_url": _masked(settings.broker_url), "ledger_url": _masked(settings.ledger_url)})
+        print_json(values | {"broker_url": in_force["redis_url"], "ledger_url": in_force["database_url"]})
         return
-    in_force = {"redis_url": _masked(settings.broker_url), "database_url": _masked(settings.ledger_url)}
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("Variable", "Value", "From"):
         table.add_column(column, overflow="fold")
@@ -66,7 +66,11 @@ def _shown(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _masked(url: str) -> str:
-    from cli.services import masked
+def _in_force(settings: Any, name: str) -> str:
+    """A URL as it is used, without its password; or why it can't be used."""
+    from headrace.urls import BadUrl, masked
 
-    return masked(url)
+    try:
+        return masked(getattr(settings, name))
+    except BadUrl as error:
+        return f"unusable: {error}"

@@ -34,7 +34,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     findings = [
         *check_machine(settings),
         *check_model(settings),
-        *check_broker(settings.broker_url),
+        *check_broker(settings),
         *check_ledger(settings),
     ]
     failed = any(finding.level.value == "fail" for finding in findings)

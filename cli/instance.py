@@ -136,13 +136,14 @@ def instance_settings() -> Settings:
 
 def ledger_url(settings: Settings) -> str:
     """The ledger's URL. Raises Failure if no ledger can be there."""
+    from headrace.urls import masked
     from sqlalchemy.exc import ArgumentError
 
-    from cli.services import masked
     from ledger.database import ledger_url as parse
 
-    url = settings.ledger_url
+    url = "the database's URL"
     try:
+        url = settings.ledger_url
         parse(url)
     except (ArgumentError, ValueError) as error:
         raise Failure(
@@ -152,6 +153,12 @@ def ledger_url(settings: Settings) -> str:
             Exit.USAGE,
         ) from None
     return url
+
+
+def require_urls(settings: Settings) -> None:
+    """Raise unless a process can be started with these URLs: Failure, or `headrace.urls.BadUrl` for the broker's."""
+    assert settings.broker_url
+    ledger_url(settings)
 
 
 def broker_given(settings: Settings) -> bool:

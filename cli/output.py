@@ -77,6 +77,10 @@ def _known(error: Exception) -> Failure | None:
                 return _file_failure(error)
             case "yaml.error.YAMLError":
                 return Failure(f"headrace.yaml: {first_line(error)}", code=Exit.USAGE)
+            case "headrace.urls.BadUrl":
+                return Failure(
+                    f"the settings: {error}", "correct HEADRACE_REDIS_URL or HEADRACE_DATABASE_URL", Exit.USAGE
+                )
             case "ledger.contract.LedgerUnavailable" | "sqlalchemy.exc.OperationalError":
                 return Failure(
                     f"the database can't be reached: {first_line(error)}",

@@ -16,12 +16,12 @@ def api(
 ) -> None:
     """Run the HTTP API: jobs and their events, models, health and metrics; /docs describes every route."""
     from api.main import run_api
-    from cli.instance import ledger_url
+    from cli.instance import require_urls
     from settings import settings_with
 
     listen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     settings = settings_with(api=listen or None)
-    ledger_url(settings)
+    require_urls(settings)
     _must_be_bindable(settings.api.host, settings.api.port)
     run_api(settings)
 
@@ -45,7 +45,7 @@ def worker(
     SIGTERM lets running jobs finish (HEADRACE_WORKER__DRAIN_S) and hands the rest back. Celery's own command works
     too: celery -A worker.app worker
     """
-    from cli.instance import ledger_url
+    from cli.instance import require_urls
     from settings import settings_with
 
     given = {
@@ -58,7 +58,7 @@ def worker(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = settings_with(model=chosen or None)
-    ledger_url(settings)
+    require_urls(settings)
     from worker.main import run_worker
 
     run_worker(settings, ("-n", f"{name}@%h") if name else ())

@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from cli.output import Failure
 from cli.supervisor import Service
@@ -147,9 +146,3 @@ def flower_arguments(settings: Settings, address: str, port: int) -> list[str]:
 
 def is_loopback(address: str) -> bool:
     return address in {"127.0.0.1", "::1", "localhost"}
-
-
-def masked(url: str) -> str:
-    """A URL without its password."""
-    parts = urlsplit(url)
-    return url.replace(f":{parts.password}@", ":***@") if parts.password else url

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from headrace.urls import canonical, masked
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
@@ -36,7 +37,7 @@ _PG_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57014", "57P01", "57P02",
 
 def ledger_url(url: str) -> URL:
     """The SQLAlchemy URL for what a user wrote; `postgres://` and `postgresql://` mean the psycopg driver."""
-    parsed = sa.make_url(url)
+    parsed = sa.make_url(canonical(url))
     if parsed.drivername in ("postgres", "postgresql"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername == "postgresql+psycopg":
@@ -46,6 +47,11 @@ def ledger_url(url: str) -> URL:
             raise ValueError("the ledger needs a file: an in-memory SQLite database forgets its jobs")
         return parsed
     raise ValueError(f"the ledger runs on sqlite:/// and postgresql://, not on {parsed.drivername}://")
+
+
+def shown(url: URL) -> str:
+    """The URL without what is secret in it."""
+    return masked(url.render_as_string(hide_password=False))
 
 
 def make_engine(url: str, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
@@ -139,7 +145,7 @@ class Database:
             """SQLite lets its writers poll for the one write lock, and some starve: threads queue up here instead."""
 
     def __repr__(self) -> str:
-        return f"Database({self.url.render_as_string(hide_password=True)!r})"
+        return f"Database({shown(self.url)!r})"
 
     def read(self, work: Callable[[Connection], T]) -> T:
         return self._run(self._reader, work)

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from ledger import attempts, catalogue, deliveries, dispatches, door, integrity, migrate
 from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Dispatch, JobFilter, Lease, LedgerProtocol, Outcome, Renewal, Submission
-from ledger.database import Database
+from ledger.database import Database, shown
 
 _PORTION = 1000
 """Databases bound the number of parameters of a statement."""
@@ -33,7 +33,7 @@ class Ledger(LedgerProtocol):
         self._database = Database(url)
 
     def __repr__(self) -> str:
-        return f"Ledger({self._database.url.render_as_string(hide_password=True)!r})"
+        return f"Ledger({shown(self._database.url)!r})"
 
     # -- the door ------------------------------------------------------------------------------
     def submit(self, request: JobRequest, job_id: str | None = None) -> Submission:

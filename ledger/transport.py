@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery
 from headrace.contract import Priority
+from headrace.urls import masked
 from headrace.wire import TASK_GENERATE, VISIBILITY_TIMEOUT_S, celery_config, message_options, queue_name
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
@@ -42,7 +43,7 @@ class CeleryTransport:
         self._connection: Any = None
 
     def __repr__(self) -> str:
-        return f"CeleryTransport({self._app.connection_for_write().as_uri()!r})"
+        return f"CeleryTransport({masked(self._app.conf.broker_url)!r})"
 
     def ping(self) -> None:
         """Raise BrokerAway unless the broker answers."""

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from headrace.urls import canonical
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
@@ -104,15 +105,19 @@ class Settings(BaseSettings):
 
     @cached_property
     def broker_url(self) -> str:
+        """Raises `headrace.urls.BadUrl`."""
         if self.redis_url is not None:
-            return self.redis_url.get_secret_value()
-        return os.environ.get("REDIS_URL") or os.environ.get("CELERY_BROKER_URL") or "redis://127.0.0.1:6379/0"
+            return canonical(self.redis_url.get_secret_value())
+        return canonical(
+            os.environ.get("REDIS_URL") or os.environ.get("CELERY_BROKER_URL") or "redis://127.0.0.1:6379/0"
+        )
 
     @cached_property
     def ledger_url(self) -> str:
+        """Raises `headrace.urls.BadUrl`."""
         if self.database_url is not None:
-            return self.database_url.get_secret_value()
-        return os.environ.get("DATABASE_URL") or f"sqlite:///{self.home / 'headrace.sqlite3'}"
+            return canonical(self.database_url.get_secret_value())
+        return canonical(os.environ.get("DATABASE_URL") or f"sqlite:///{self.home / 'headrace.sqlite3'}")
 
     @classmethod
     def settings_customise_sources(

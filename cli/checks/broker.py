@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import redis
+from headrace.urls import BadUrl, masked
 from headrace.wire import QUEUE_PREFIX, VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX, celery_config
 
 from cli.checks.finding import Finding, Reporter
 from cli.output import first_line
-from cli.services import masked
+from settings import Settings
 
 broker = Reporter("broker")
 MEMORY_ALARM = 0.7
@@ -21,8 +22,12 @@ MAX_CLOCK_OFFSET_S = 2.0
 INSPECT_TIMEOUT_S = 1.0
 
 
-def check_broker(url: str) -> list[Finding]:
-    """Everything about the broker at `url`; one failure if it can't be reached."""
+def check_broker(settings: Settings) -> list[Finding]:
+    """Everything about the broker; one failure if it can't be reached."""
+    try:
+        url = settings.broker_url
+    except BadUrl as error:
+        return [broker.fail(f"the broker's URL: {error}", "correct HEADRACE_REDIS_URL (or REDIS_URL)")]
     try:
         with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3, decode_responses=True) as client:
             return list(_findings(client, url))

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 
 from headrace.contract import JobStatus
+from headrace.urls import masked
 from sqlalchemy.exc import SQLAlchemyError
 
 from cli.checks.broker import clock
 from cli.checks.finding import Finding, Reporter
 from cli.instance import ledger_url
 from cli.output import Failure, first_line
-from cli.services import masked
 from ledger import Ledger
 from ledger.contract import LedgerUnavailable
 from settings import Settings

@@ -45,7 +45,7 @@ class Producer:
         self._results = celery.Celery("headrace-results", set_as_current=False)
         self._results.conf.update(config)
         self._redis = redis.Redis.from_url(
-            broker_url, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=CONNECT_TIMEOUT_S
+            config["broker_url"], socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=CONNECT_TIMEOUT_S
         )
 
     def submit(

@@ -40,7 +40,7 @@ def find(findings: list[Finding], text: str) -> Finding:
 def test_a_good_broker_has_nothing_wrong(broker_url: str) -> None:
     with redis.Redis.from_url(broker_url) as client:
         client.set(worker_key("w@here"), "{}")
-    findings = check_broker(broker_url)
+    findings = check_broker(Settings(redis_url=broker_url))
     assert {finding.level for finding in findings} == {Level.OK}
     assert find(findings, "noeviction")
     assert find(findings, "append-only file")
@@ -51,7 +51,7 @@ def test_an_evicting_broker_fails(broker_url: str) -> None:
     with redis.Redis.from_url(broker_url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            assert find(check_broker(broker_url), "allkeys-lru").level is Level.FAIL
+            assert find(check_broker(Settings(redis_url=broker_url)), "allkeys-lru").level is Level.FAIL
         finally:
             client.config_set("maxmemory-policy", "noeviction")
 
@@ -60,7 +60,7 @@ def test_a_broker_without_persistence_is_a_warning(broker_url: str) -> None:
     with redis.Redis.from_url(broker_url) as client:
         client.config_set("appendonly", "no")
         try:
-            assert find(check_broker(broker_url), "no append-only file").level is Level.WARN
+            assert find(check_broker(Settings(redis_url=broker_url)), "no append-only file").level is Level.WARN
         finally:
             client.config_set("appendonly", "yes")
 
@@ -70,7 +70,7 @@ def test_a_nearly_full_broker_is_a_warning(broker_url: str) -> None:
         used = int(client.info("memory")["used_memory"])
         client.config_set("maxmemory", int(used * 1.2))
         try:
-            assert find(check_broker(broker_url), "MiB in use").level is Level.WARN
+            assert find(check_broker(Settings(redis_url=broker_url)), "MiB in use").level is Level.WARN
         finally:
             client.config_set("maxmemory", 0)
 
@@ -80,25 +80,28 @@ def test_messages_that_no_worker_reads_are_found(broker_url: str) -> None:
         client.set(worker_key("w"), '{"model": "served"}')
         for key in (queue_name("served"), queue_name("mistyped"), queue_name("mistyped") + "\x06\x163"):
             client.lpush(key, "{}")
-    assert find(check_broker(broker_url), "2 messages wait for the model 'mistyped'").level is Level.WARN
-    assert not any("'served'" in finding.message for finding in check_broker(broker_url))
+    assert (
+        find(check_broker(Settings(redis_url=broker_url)), "2 messages wait for the model 'mistyped'").level
+        is Level.WARN
+    )
+    assert not any("'served'" in finding.message for finding in check_broker(Settings(redis_url=broker_url)))
 
 
 def test_a_message_that_nobody_renews_is_a_warning(broker_url: str) -> None:
     with redis.Redis.from_url(broker_url) as client:
         client.zadd("unacked_index", {"fresh": time.time()})
-        assert find(check_broker(broker_url), "was renewed").level is Level.OK
+        assert find(check_broker(Settings(redis_url=broker_url)), "was renewed").level is Level.OK
         client.zadd("unacked_index", {"stale": time.time() - VISIBILITY_TIMEOUT_S - 5})
-        assert find(check_broker(broker_url), "unrenewed").level is Level.WARN
+        assert find(check_broker(Settings(redis_url=broker_url)), "unrenewed").level is Level.WARN
 
 
 def test_no_worker_is_a_warning(broker_url: str) -> None:
-    assert find(check_broker(broker_url), "no worker").level is Level.WARN
+    assert find(check_broker(Settings(redis_url=broker_url)), "no worker").level is Level.WARN
 
 
-@pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:9/0", "nonsense"])
+@pytest.mark.parametrize("url", ["redis://:secret@127.0.0.1:9/0", "nonsense", "redis://:secret/x@127.0.0.1:9/0"])
 def test_a_missing_broker_is_one_failure(url: str) -> None:
-    (finding,) = check_broker(url)
+    (finding,) = check_broker(Settings(redis_url=url))
     assert finding.level is Level.FAIL
     assert "secret" not in finding.message
 

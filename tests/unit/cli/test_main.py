@@ -141,6 +141,28 @@ def test_config_masks_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown["api"]["port"] == 8000
 
 
+@pytest.mark.parametrize("arguments", [["config"], ["config", "--json"], ["doctor"], ["db", "current"], ["api"]])
+@pytest.mark.parametrize(
+    ("broker", "database"),
+    [
+        ("redis://broker:9/0?password=secret", "postgresql://127.0.0.1:9/name?user=u&password=secret"),
+        ("redis://:secret/x@broker:9/0", "postgresql://u:secret/x@127.0.0.1:9/name"),
+        ("redis://:secret#x@broker:9/0", "postgresql://u:x@secret@127.0.0.1:9/name"),
+    ],
+)
+def test_no_command_shows_a_password(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], broker: str, database: str
+) -> None:
+    monkeypatch.setattr("ledger.database.RETRY_FOR_S", 0.1)
+    monkeypatch.setenv("HEADRACE_REDIS_URL", broker)
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", database)
+    if arguments == ["api"]:
+        monkeypatch.setattr("api.main.run_api", lambda settings: None)
+    result = runner.invoke(app, arguments)
+    assert "secret" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
 def test_config_says_where_a_value_comes_from(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     Path(str(tmp_path), "headrace.yaml").write_text("api:\n  max_wait_s: 5\n")
     monkeypatch.setenv("HEADRACE_API__PORT", "8100")

@@ -1,0 +1,100 @@
+"""No part of a password is ever shown, whatever signs it has and wherever it stands."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, quote_plus, unquote, urlsplit
+
+import pytest
+import sqlalchemy as sa
+from headrace.urls import BadUrl, canonical, masked
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+ODD = "@/?#:[]%&=;+ \n\\'\"|^ß℀\0"
+secrets = st.text(st.sampled_from(ODD) | st.sampled_from("aZ19-._~") | st.characters(codec="utf-8"), max_size=12).map(
+    lambda odd: f"Zq9{odd}Qz9"
+)
+places = st.sampled_from(
+    [
+        "redis://:{}@broker:6379/0",
+        "redis://user:{}@broker:6379/0",
+        "rediss://user:{}@[::1]:6379/0",
+        "redis://broker:6379/0?password={}",
+        "redis://broker:6379/0?db=1&password={}&socket_timeout=5",
+        "redis://broker:{}/0",
+        "redis+socket://:{}@/run/redis.sock",
+        "postgresql://user:{}@database:5432/name",
+        "postgresql://user:{}@one:5432,two:5432/name?sslmode=require",
+        "postgresql://database/name?user=u&password={}",
+        "postgresql:///name?host=/run/pg&user=u&password={}&sslmode=require",
+        "postgresql+psycopg://u@database/name?%70assword={}",
+        "postgresql://user@database/name?sslpassword={}",
+        "sqlite:////tmp/file?password={}",
+        "amqp://user:{}@broker//",
+        ":{}@broker",
+    ]
+)
+
+
+def shows(text: str) -> bool:
+    return "Zq9" in text or "Qz9" in text
+
+
+@given(places, secrets)
+@example("redis://:{}@broker:6379/0", "Zq9?password=Qz9")
+@example("redis://broker/0?password={}", "Zq9&x=Qz9")
+@example("redis://:{}@broker/0", "Zq9/x:y@zQz9")
+def test_a_password_is_never_shown(place: str, secret: str) -> None:
+    for written in (secret, quote(secret, safe=""), quote_plus(secret)):
+        url = place.format(written)
+        assert not shows(masked(url))
+        try:
+            kept = canonical(url)
+        except BadUrl as refused:
+            assert not shows(str(refused))
+            assert refused.__cause__ is None
+            assert refused.__suppress_context__ or refused.__context__ is None
+        else:
+            assert canonical(kept) == kept
+            if "&" not in written:  # to every reader another parameter begins there
+                assert not shows(masked(kept))
+
+
+@given(secrets, st.sampled_from(["", "user"]))
+def test_a_well_written_url_keeps_its_password_and_has_it_where_drivers_hide_it(secret: str, user: str) -> None:
+    written = quote(secret, safe="")
+    for url in (f"redis://{user}:{written}@broker:6379/0", f"redis://{user}@broker:6379/0?password={written}&db=2"):
+        parts = urlsplit(canonical(url))
+        assert (parts.hostname, parts.port, parts.path) == ("broker", 6379, "/0")
+        assert parts.username == user
+        assert unquote(parts.password or "") == secret
+        assert parts.query in ("", "db=2")
+    url = canonical(f"postgresql:///name?host=/run/pg&user=u&password={written}")
+    parsed = sa.make_url(url)
+    assert (parsed.username, parsed.password, parsed.database) == ("u", secret, "name")
+    assert parsed.query == {"host": "/run/pg"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:6379/0",
+        "redis://user@broker",
+        "postgresql://me@one:5432,two:5432/name?sslmode=require",
+        "postgresql:///name?host=/run/pg",
+        "sqlite:////home/me@work/jobs #1.sqlite3",
+        "rediss://[fe80::1%25eth0]:6379/0",
+        "unix:///run/redis.sock?db=1",
+    ],
+)
+def test_what_has_no_password_is_shown_and_kept_as_it_is(url: str) -> None:
+    assert masked(url) == url
+    assert canonical(url) == url
+
+
+@pytest.mark.parametrize(
+    "url", ["broker:6379", "redis://:a@b@broker", "redis://:a/b@broker", "redis://h:99x/0", "redis://u:p@h?password=p"]
+)
+def test_what_can_be_read_in_two_ways_is_refused(url: str) -> None:
+    with pytest.raises(BadUrl):
+        canonical(url)
