@@ -81,9 +81,9 @@ def _known(error: Exception) -> Failure | None:
                 return Failure(
                     f"the settings: {error}", "correct HEADRACE_REDIS_URL or HEADRACE_DATABASE_URL", Exit.USAGE
                 )
-            case "ledger.contract.LedgerUnavailable" | "sqlalchemy.exc.OperationalError":
+            case "ledger.contract.LedgerUnavailable" | "sqlalchemy.exc.DBAPIError":
                 return Failure(
-                    f"the database can't be reached: {first_line(error)}",
+                    f"the database can't be used: {first_line(error)}",
                     "check HEADRACE_DATABASE_URL (or DATABASE_URL); `headrace doctor` tells more",
                 )
             case "redis.exceptions.ConnectionError" | "kombu.exceptions.OperationalError":

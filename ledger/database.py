@@ -45,6 +45,8 @@ def ledger_url(url: str) -> URL:
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:"):
             raise ValueError("the ledger needs a file: an in-memory SQLite database forgets its jobs")
+        if parsed.query:
+            raise ValueError("a SQLite ledger takes no parameters: its URL ends with the file's name")
         return parsed
     raise ValueError(f"the ledger runs on sqlite:/// and postgresql://, not on {parsed.drivername}://")
 

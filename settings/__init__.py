@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from headrace.urls import canonical
+from headrace import urls
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
@@ -107,8 +107,8 @@ class Settings(BaseSettings):
     def broker_url(self) -> str:
         """Raises `headrace.urls.BadUrl`."""
         if self.redis_url is not None:
-            return canonical(self.redis_url.get_secret_value())
-        return canonical(
+            return urls.broker(self.redis_url.get_secret_value())
+        return urls.broker(
             os.environ.get("REDIS_URL") or os.environ.get("CELERY_BROKER_URL") or "redis://127.0.0.1:6379/0"
         )
 
@@ -116,8 +116,8 @@ class Settings(BaseSettings):
     def ledger_url(self) -> str:
         """Raises `headrace.urls.BadUrl`."""
         if self.database_url is not None:
-            return canonical(self.database_url.get_secret_value())
-        return canonical(os.environ.get("DATABASE_URL") or f"sqlite:///{self.home / 'headrace.sqlite3'}")
+            return urls.canonical(self.database_url.get_secret_value())
+        return urls.canonical(os.environ.get("DATABASE_URL") or f"sqlite:///{self.home / 'headrace.sqlite3'}")
 
     @classmethod
     def settings_customise_sources(

@@ -69,6 +69,14 @@ def canonical(url: str) -> str:
     return f"{scheme}://{user}:{quote(passwords[0], safe='')}@{hosts}{parts.path}{query}"
 
 
+def broker(url: str) -> str:
+    """The canonical URL of a broker. Raises BadUrl, also for what is no Redis."""
+    kept = canonical(url)
+    if not kept.lower().startswith(("redis://", "rediss://")):
+        raise BadUrl("the broker is a Redis or Valkey server: its URL begins with redis:// or rediss://")
+    return kept
+
+
 def _is_file(scheme: str) -> bool:
     return scheme.lower().startswith("sqlite")
 

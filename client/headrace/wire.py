@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace import urls
 from headrace.contract import Priority
-from headrace.urls import canonical
 
 TASK_GENERATE = "headrace.generate"
 QUEUE_PREFIX = "headrace."
@@ -52,7 +52,7 @@ STREAM_TTL_S = 3600
 
 def celery_config(broker_url: str) -> dict[str, Any]:
     """Celery settings common to producers, relay, Flower and workers."""
-    broker_url = canonical(broker_url)
+    broker_url = urls.broker(broker_url)
     return {
         "broker_url": broker_url,
         "result_backend": broker_url,

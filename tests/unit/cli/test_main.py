@@ -148,6 +148,8 @@ def test_config_masks_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
         ("redis://broker:9/0?password=secret", "postgresql://127.0.0.1:9/name?user=u&password=secret"),
         ("redis://:secret/x@broker:9/0", "postgresql://u:secret/x@127.0.0.1:9/name"),
         ("redis://:secret#x@broker:9/0", "postgresql://u:x@secret@127.0.0.1:9/name"),
+        ("amqp://u:secret@broker:9//", "postgresql://u:secret@127.0.0.1:9/name?nosuchoption=1"),
+        ("sentinel://:secret@broker:9", "sqlite:////tmp/x?password=secret"),
     ],
 )
 def test_no_command_shows_a_password(
