@@ -147,6 +147,22 @@ class PagePool:
         """
         return self.extents.compact(most_pages)
 
+    def resize(self, total: int) -> list[Move]:
+        """Let the pool have at most `total` pages; no fewer may be held.
+
+        Cached pages that are too many give way, and the others move together into as few extents as can be;
+        the moves must be carried out as those of `compact`.
+        """
+        if total < max(1, self.held):
+            raise ValueError(f"{self.held} pages are held, the pool can't have {total}")
+        if total > self.extents.ids:
+            raise ValueError(f"there are addresses for {self.extents.ids} pages, not for {total}")
+        shrinks = total < self.total
+        self.total = total
+        while self.extents.occupied > total:
+            self._evict()
+        return self.compact(self.extents.occupied) if shrinks else []
+
     def check(self, held: Iterable[Page] | None = None) -> None:
         """Raise AssertionError unless places, counts and hashes agree, and match the pages that all holders list."""
         self.extents.check()

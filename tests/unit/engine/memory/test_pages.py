@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.memory import Buddy, Extents, OutOfPages, Page, PagePool, page_hash, root_hash
+from engine.memory import Buddy, Extents, Move, OutOfPages, Page, PagePool, page_hash, root_hash
 
 ROOT = root_hash("test")
 PAGE_SIZE = 2
@@ -61,11 +61,21 @@ class PoolMachine(RuleBasedStateMachine):
         before = self.pool.extents.leased
         moves = self.pool.compact(most)
         assert len(moves) <= most
-        assert not {move.source for move in moves} & {move.target for move in moves}
-        self.contents |= {move.target: self.contents[move.source] for move in moves}
+        self.carry_out(moves)
         if len(moves) < most:
             assert self.pool.extents.leased == -(-self.pool.extents.occupied // self.pool.extents.pages_per_extent)
         assert self.pool.extents.leased <= before
+
+    @rule(total=st.integers(1, 50))
+    def resize(self, total: int) -> None:
+        pool = self.pool
+        if pool.held <= total <= pool.extents.ids:
+            shrinks = total < pool.total
+            self.carry_out(pool.resize(total))
+            assert not shrinks or pool.extents.leased == -(-pool.extents.occupied // pool.extents.pages_per_extent)
+        else:
+            with pytest.raises(ValueError, match="pages"):
+                pool.resize(total)
 
     @rule()
     def forget(self) -> None:
@@ -100,6 +110,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.forget()
         self.pool.check([])
         assert self.pool.extents.leased == 0
+
+    def carry_out(self, moves: list[Move]) -> None:
+        assert not {move.source for move in moves} & {move.target for move in moves}
+        self.contents |= {move.target: self.contents[move.source] for move in moves}
 
     def hashes(self, tokens: list[int]) -> list[bytes]:
         hashes, parent = [], ROOT
@@ -214,6 +228,33 @@ class TestCaching:
         assert (pool.available, pool.evictions) == (0, 2)
         with pytest.raises(OutOfPages, match="1 pages wanted, 0 of 8 available"):
             pool.allocate(1)
+
+
+class TestResizing:
+    def test_a_smaller_pool_keeps_what_is_held_and_what_was_used_last(self) -> None:
+        pool = PagePool(16, 4, Extents(Buddy(4), 0, 4))
+        held = pool.allocate(3)
+        old, new = published(pool, chain(4)), published(pool, [b"1", b"2"])
+        pool.release(old)
+        pool.release(new)
+        pool.resize(6)
+        assert (pool.held, pool.cached, pool.extents.leased) == (3, 3, 2)
+        assert pool.match([b"1", b"2"]) == new
+        assert pool.match(chain(4)) == old[:1]
+        pool.check([*held, *new, old[0]])
+
+    def test_it_grows_as_far_as_there_are_addresses(self) -> None:
+        pool = PagePool(4, 4, Extents(Buddy(4), 0, 4))
+        pages = pool.allocate(4)
+        assert pool.resize(16) == []
+        pool.release(pool.allocate(12))
+        with pytest.raises(ValueError, match="addresses for 16 pages, not for 17"):
+            pool.resize(17)
+        with pytest.raises(ValueError, match="4 pages are held, the pool can't have 3"):
+            pool.resize(3)
+        pool.release(pages)
+        with pytest.raises(ValueError, match="can't have 0"):
+            pool.resize(0)
 
 
 class TestPlaces:
