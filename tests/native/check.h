@@ -15,3 +15,4 @@
 
 void test_team();
 void test_convert();
+void test_layers();

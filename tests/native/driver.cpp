@@ -4,5 +4,6 @@
 int main() {
     test_team();
     test_convert();
+    test_layers();
     std::puts("the CPU library is clean");
 }

@@ -21,3 +21,9 @@
 #define HEADRACE_INLINE inline __attribute__((always_inline))
 // GCC leaves accumulator arrays in memory unless the loops over them are unrolled completely.
 #define HEADRACE_UNROLL _Pragma("GCC unroll 32")
+
+namespace headrace {
+
+HEADRACE_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+} // namespace headrace

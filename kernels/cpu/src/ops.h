@@ -1,6 +1,7 @@
 // The operations of one instruction set, as a table: everything above it calls through this.
 #pragma once
 
+#include "attention_plan.h"
 #include "base.h"
 
 namespace headrace {
@@ -14,6 +15,14 @@ struct Ops {
     void (*float_to_f16)(const float* from, uint16_t* to, int64_t count);
     void (*f16_to_float)(const uint16_t* from, float* to, int64_t count);
     void (*exponential)(const float* from, float* to, int64_t count);
+    void (*embed)(const void* table, bool is_float, const int32_t* ids, int64_t rows, int64_t size, float* out);
+    void (*rms_norm)(const float* x, const float* weight, float eps, int64_t rows, int64_t size, void* out, bool is_float);
+    void (*add_rows)(float* residual, const void* x, bool is_float, int64_t count);
+    void (*silu_and_mul)(const void* gate_up, int64_t rows, int64_t size, void* out, bool is_float);
+    void (*rotary_kv_write)(const StepShape& step, const HeadShape& heads, const RotaryLayer& layer, int64_t begin,
+                            int64_t end);
+    void (*attend)(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,
+                   Team& team, int worker);
 };
 
 #if defined(__x86_64__)

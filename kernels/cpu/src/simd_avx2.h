@@ -88,6 +88,10 @@ HEADRACE_INLINE void store_f16_n(uint16_t* p, F a, int n) {
 }
 
 HEADRACE_INLINE Pairs load_pairs(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+HEADRACE_INLINE Pairs load_pairs_n(const uint16_t* p, int n) {
+    return _mm256_maskload_epi32(reinterpret_cast<const int*>(p), first_lanes(n));
+}
+HEADRACE_INLINE Pairs first_of_pairs(Pairs a) { return _mm256_and_si256(a, _mm256_set1_epi32(0x0000ffff)); }
 HEADRACE_INLINE Pairs broadcast_pair(const uint16_t* p) {
     int32_t both;
     std::memcpy(&both, p, sizeof both);

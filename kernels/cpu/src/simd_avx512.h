@@ -79,6 +79,8 @@ HEADRACE_INLINE void store_f16_n(uint16_t* p, F a, int n) {
 }
 
 HEADRACE_INLINE Pairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
+HEADRACE_INLINE Pairs load_pairs_n(const uint16_t* p, int n) { return _mm512_maskz_loadu_epi32(first_lanes(n), p); }
+HEADRACE_INLINE Pairs first_of_pairs(Pairs a) { return _mm512_and_si512(a, _mm512_set1_epi32(0x0000ffff)); }
 HEADRACE_INLINE Pairs broadcast_pair(const uint16_t* p) {
     int32_t both;
     std::memcpy(&both, p, sizeof both);

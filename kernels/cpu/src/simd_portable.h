@@ -103,6 +103,12 @@ HEADRACE_INLINE Pairs load_pairs(const uint16_t* p) {
     std::memcpy(&a, p, sizeof a);
     return a;
 }
+HEADRACE_INLINE Pairs load_pairs_n(const uint16_t* p, int n) {
+    Pairs a = {};
+    std::memcpy(&a, p, sizeof(uint32_t) * (n < W ? n : W));
+    return a;
+}
+HEADRACE_INLINE Pairs first_of_pairs(Pairs a) { return a & 0x0000ffffu; }
 HEADRACE_INLINE Pairs broadcast_pair(const uint16_t* p) {
     uint32_t both;
     std::memcpy(&both, p, sizeof both);

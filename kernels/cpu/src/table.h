@@ -1,7 +1,12 @@
 // Every operation, compiled for the instruction set of the file that includes this, and the table of them.
 #pragma once
 
+#include "activation.h"
+#include "attention.h"
 #include "convert.h"
+#include "embed.h"
+#include "norm.h"
+#include "rotary.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -12,6 +17,12 @@ extern const Ops ops = {
     float_to_f16,
     f16_to_float,
     exponential,
+    embed,
+    rms_norm,
+    add_rows,
+    silu_and_mul,
+    rotary_kv_write,
+    attend,
 };
 
 } // namespace headrace::HEADRACE_ISA

@@ -62,6 +62,9 @@ class Team {
     // memory, small ones last so that all workers end together. A share is a multiple of `grain`, save the last.
     Range claim(int64_t total, int64_t grain = 1);
 
+    // The next single piece of 0..total, or a number from `total` on: for pieces that stand in order, the costliest first.
+    int64_t claim_one() { return claimed_.fetch_add(1, std::memory_order_relaxed); }
+
   private:
     using Erased = void (*)(const void* body, int worker);
     void run_erased(Erased call, const void* body);

@@ -1,0 +1,383 @@
+// Paged attention, read in place: decode tokens and prefill chunks in one batch.
+//
+// A piece (attention_plan.h) has the rows of one key head: for each token of a request's chunk, the query heads that
+// share it. Its context is reduced block by block:
+//
+//   scores     rows x tokens     from queries and keys, W tokens in a vector, a tile of rows at once
+//   weights    rows x tokens     exp(scale * score - greatest of the block), rounded to the type of the values
+//   values     rows x head_size  sums of weights times values, W components in a vector, in the order of the tokens
+//
+// Tokens that a row doesn't see get the weight 0, which changes no bit of a sum, and a row that sees nothing of a block
+// takes no part in it. So what a row gets depends on its position alone, whichever rows share its tile.
+//
+// Memory sets the speed of decoding. While scores are made from a page's keys its values are fetched, and while values
+// are summed the keys of the next block (or piece) are: each pass computes on what the one before it asked for.
+#pragma once
+
+#include "attention_plan.h"
+#include "element.h"
+#include "exponential.h"
+#include "team.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// A tile's sums stay in registers: rows times vectors, beside the vectors that are multiplied.
+constexpr int kTileRows = W == 16 ? 6 : 4;
+constexpr int kTileVectors = W == 16 ? 4 : 2;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// W times +inf, W times -inf, W times +inf: the least of a score and a part of this hides the lanes before or behind an
+// edge.
+struct Edges {
+    float values[3 * W];
+    constexpr Edges() : values() {
+        for (int i = 0; i < 3 * W; i++) values[i] = i / W == 1 ? -kInfinity : kInfinity;
+    }
+};
+constexpr Edges kEdges;
+
+// Calls body(N) with N = count as a constant, 1..Most.
+template <int Most, class Body> HEADRACE_INLINE void as_constant(int count, Body body) {
+    if constexpr (Most > 1) {
+        if (count < Most) return as_constant<Most - 1>(count, body);
+    }
+    body(std::integral_constant<int, Most>());
+}
+
+// Calls body(first, N) for tiles of kTileVectors, then halves of that, until `count` vectors are done.
+template <int N = kTileVectors, class Body> HEADRACE_INLINE void for_tiles(int64_t count, Body body, int64_t first = 0) {
+    for (; first + N <= count; first += N) body(first, std::integral_constant<int, N>());
+    if constexpr (N > 1) for_tiles<N / 2>(count, body, first);
+}
+
+// Calls body(first, R) for tiles of at most kTileRows, as equal as they can be.
+template <class Body> HEADRACE_INLINE void for_row_tiles(int64_t rows, Body body) {
+    int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        int64_t first = rows * tile / tiles;
+        as_constant<kTileRows>(int(rows * (tile + 1) / tiles - first), [&](auto count) { body(first, count); });
+    }
+}
+
+// One worker's pass over its pieces of one layer.
+template <class T, class Out> class Attention {
+    using Element = typename T::Element;
+    static constexpr int64_t kPerWord = T::kPerWord;
+
+  public:
+    Attention(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,
+              int worker)
+        : plan_(plan), step_(step), heads_(heads), layer_(layer) {
+        float* scratch = plan.scratch(worker);
+        scores_ = scratch;
+        weights_ = reinterpret_cast<Element*>(scratch + plan.most_rows() * kBlockTokens);
+        state_ = scratch + plan.most_rows() * 2 * kBlockTokens;
+        block_result_ = state_ + partial_floats(plan.most_rows(), heads.head_size);
+    }
+
+    void work(Team& team) {
+        const auto& pieces = plan_.pieces();
+        const int64_t count = int64_t(pieces.size());
+        int64_t mine = team.claim_one();
+        if (mine < count) locate(pieces[mine], pieces[mine].first_block, *ahead_);
+        while (mine < count) {
+            int64_t next = team.claim_one();
+            attend(pieces[mine], next < count ? &pieces[next] : nullptr);
+            mine = next;
+        }
+    }
+
+  private:
+    // Consecutive tokens of a block that lie on one page.
+    struct Span {
+        const Element* keys;   // of the head on this page
+        const Element* values;
+        int32_t offset;        // of the first token on the page
+        int32_t token;         // the first token, in the block
+        int32_t count;
+    };
+    // What the rows of a piece see of one block: tokens first..end of it, on up to kBlockTokens / kPageTokens pages.
+    struct Block {
+        Span spans[kBlockTokens / kPageTokens];
+        int32_t spans_used;
+        int32_t first; // a multiple of W: the first seen one's vector
+        int32_t end;
+    };
+    // A partial result (attention_plan.h) as its three parts.
+    struct Result {
+        float* greatest;
+        float* sum;
+        float* values;
+    };
+
+    int64_t rows_of(const AttentionPiece& piece) const { return piece.tokens * heads_.shared(); }
+
+    static Result parts(float* partial, int64_t rows) {
+        return {partial, partial + rows, partial + partial_values(rows)};
+    }
+
+    void locate(const AttentionPiece& piece, int64_t index, Block& block) const {
+        const int64_t start = index * kBlockTokens, page_tokens = heads_.page_tokens;
+        const int64_t first = std::max<int64_t>(0, heads_.first_visible(piece.position) - start);
+        const int64_t end = std::min<int64_t>(kBlockTokens, piece.position + piece.tokens - start);
+        const int64_t* pages = step_.page_offset + piece.request * step_.pages_per_request;
+        const int64_t to_values = heads_.kv_heads * heads_.head_elements();
+        block.first = int32_t(first / W * W);
+        block.end = int32_t(end);
+        block.spans_used = 0;
+        for (int64_t token = block.first; token < end;) {
+            int64_t page = (start + token) / page_tokens, offset = (start + token) % page_tokens;
+            Span& span = block.spans[block.spans_used++];
+            span.keys = reinterpret_cast<const Element*>(layer_.kv + pages[page]) + piece.kv_head * heads_.head_elements();
+            span.values = span.keys + to_values;
+            span.offset = int32_t(offset);
+            span.token = int32_t(token);
+            span.count = int32_t(std::min(page_tokens - offset, end - token));
+            token += span.count;
+        }
+    }
+
+    void attend(const AttentionPiece& piece, const AttentionPiece* next) {
+        const int64_t rows = rows_of(piece);
+        const SharedResult* shared = piece.shared < 0 ? nullptr : &plan_.shared(piece);
+        Result state = parts(state_, rows);
+        for (int64_t index = piece.first_block; index < piece.end_block; index++) {
+            std::swap(here_, ahead_);
+            if (index + 1 < piece.end_block) {
+                locate(piece, index + 1, *ahead_);
+            } else if (next) {
+                locate(*next, next->first_block, *ahead_);
+            } else {
+                ahead_->spans_used = 0;
+            }
+            if (shared) {
+                int64_t place = (index - shared->first_block) * partial_floats(rows, heads_.head_size);
+                reduce(piece, index, parts(plan_.partial(*shared) + place, rows));
+            } else if (index == piece.first_block) {
+                reduce(piece, index, state);
+            } else {
+                Result result = parts(block_result_, rows);
+                reduce(piece, index, result);
+                merge(result, state, rows);
+            }
+        }
+        if (!shared) return write(piece, state);
+        if (!plan_.ends(piece)) return;
+        state = parts(plan_.partial(*shared), rows);
+        for (int64_t block = 1; block < shared->blocks; block++) {
+            float* partial = plan_.partial(*shared) + block * partial_floats(rows, heads_.head_size);
+            merge(parts(partial, rows), state, rows);
+        }
+        write(piece, state);
+    }
+
+    // One block's result for all rows of the piece.
+    void reduce(const AttentionPiece& piece, int64_t index, Result result) {
+        const int64_t rows = rows_of(piece), shared = heads_.shared(), size = heads_.head_size;
+        for_row_tiles(rows, [&](int64_t row, auto count) {
+            const Element* queries[count];
+            for (int r = 0; r < count; r++) {
+                queries[r] = static_cast<const Element*>(layer_.q) +
+                             (piece.first_row + (row + r) / shared) * layer_.q_stride +
+                             (piece.kv_head * shared + (row + r) % shared) * size;
+            }
+            score<count>(queries, row, row == 0);
+        });
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t position = piece.position + row / shared - index * kBlockTokens;
+            weigh(row, std::max<int64_t>(0, heads_.first_visible(position + index * kBlockTokens) - index * kBlockTokens),
+                  std::min<int64_t>(kBlockTokens, position + 1), result);
+        }
+        for_row_tiles(rows, [&](int64_t row, auto count) {
+            float* out = result.values + row * size;
+            for_tiles(size / W, [&](int64_t vector, auto vectors) {
+                sum_values<count, vectors, false>(row, vector * W, row == 0, out + vector * W);
+            });
+            if (size % W) sum_values<count, 1, true>(row, size / W * W, row == 0, out + size / W * W);
+        });
+    }
+
+    // Scores of R rows over the block. The first tile fetches the values.
+    template <int R> HEADRACE_INLINE void score(const Element* const* queries, int64_t row, bool fetch) {
+        const Element* keys[kBlockTokens / W];
+        int64_t vectors = 0;
+        for (int32_t s = 0; s < here_->spans_used; s++) {
+            const Span& span = here_->spans[s];
+            for (int32_t token = 0; token < span.count; token += W) {
+                keys[vectors++] = span.keys + (span.offset + token) * kPerWord;
+            }
+        }
+        const int64_t words = heads_.head_size / kPerWord, stride = heads_.page_tokens * kPerWord;
+        const int64_t to_values = fetch ? heads_.kv_heads * heads_.head_elements() : 0;
+        float* out = scores_ + row * kBlockTokens + here_->first;
+        for_tiles(vectors, [&](int64_t first, auto count) {
+            constexpr int N = count;
+            F sums[R][N];
+            HEADRACE_UNROLL
+            for (int r = 0; r < R; r++) {
+                HEADRACE_UNROLL
+                for (int j = 0; j < N; j++) sums[r][j] = zero();
+            }
+            for (int64_t word = 0; word < words; word++) {
+                typename T::Words key[N];
+                HEADRACE_UNROLL
+                for (int j = 0; j < N; j++) {
+                    const Element* at = keys[first + j] + word * stride;
+                    key[j] = T::read_words(at, W);
+                    prefetch(at + to_values);
+                }
+                HEADRACE_UNROLL
+                for (int r = 0; r < R; r++) {
+                    typename T::Words query = T::broadcast_word(queries[r] + word * kPerWord);
+                    HEADRACE_UNROLL
+                    for (int j = 0; j < N; j++) sums[r][j] = T::dot(sums[r][j], query, key[j]);
+                }
+            }
+            HEADRACE_UNROLL
+            for (int r = 0; r < R; r++) {
+                HEADRACE_UNROLL
+                for (int j = 0; j < N; j++) store(out + r * kBlockTokens + (first + j) * W, sums[r][j]);
+            }
+        });
+    }
+
+    // Weights of one row, which sees the tokens first..end of the block.
+    HEADRACE_INLINE void weigh(int64_t row, int64_t first, int64_t end, Result result) {
+        float* scores = scores_ + row * kBlockTokens;
+        Element* weights = weights_ + row * kBlockTokens;
+        const int64_t stop = (here_->end + W - 1) / W * W;
+        if (first >= end) {
+            for (int64_t token = here_->first; token < stop; token += W) T::write(weights + token, zero(), W);
+            result.greatest[row] = -kInfinity;
+            result.sum[row] = 0;
+            return;
+        }
+        hide_outside(scores, first, end, stop);
+        F greatest = set1(-kInfinity);
+        for (int64_t token = here_->first; token < stop; token += W) greatest = max(greatest, load(scores + token));
+        const float shift = reduce_max(greatest) * layer_.scale;
+        F sum = zero();
+        for (int64_t token = here_->first; token < stop; token += W) {
+            F weight = exp(fma(load(scores + token), set1(layer_.scale), set1(-shift)));
+            sum = add(sum, weight);
+            T::write(weights + token, weight, W);
+        }
+        result.greatest[row] = shift;
+        result.sum[row] = reduce_add(sum);
+    }
+
+    // Scores outside first..end become -inf, whose weight is 0: also where stale keys have left a NaN.
+    HEADRACE_INLINE void hide_outside(float* scores, int64_t first, int64_t end, int64_t stop) const {
+        int64_t token = here_->first;
+        for (; token + W <= first; token += W) store(scores + token, set1(-kInfinity));
+        if (token < first) store(scores + token, min(load(scores + token), load(kEdges.values + 2 * W - (first - token))));
+        token = end / W * W;
+        if (token < end) {
+            store(scores + token, min(load(scores + token), load(kEdges.values + W - (end - token))));
+            token += W;
+        }
+        for (; token < stop; token += W) store(scores + token, set1(-kInfinity));
+    }
+
+    // Weighted values of R rows, N vectors of their components from `column` on. The first tile fetches the keys ahead.
+    template <int R, int N, bool kTail>
+    HEADRACE_INLINE void sum_values(int64_t row, int64_t column, bool fetch, float* out) {
+        const int64_t size = heads_.head_size;
+        const int lanes = kTail ? int(size - column) : W;
+        F sums[R][N];
+        HEADRACE_UNROLL
+        for (int r = 0; r < R; r++) {
+            HEADRACE_UNROLL
+            for (int j = 0; j < N; j++) sums[r][j] = zero();
+        }
+        for (int32_t s = 0; s < here_->spans_used; s++) {
+            const Span& span = here_->spans[s];
+            const int64_t place = (span.offset / kPerWord * size + column) * kPerWord;
+            const Element* values = span.values + place;
+            const Element* weights = weights_ + row * kBlockTokens + span.token;
+            const Element* ahead = fetch && s < ahead_->spans_used ? ahead_->spans[s].keys + place : values;
+            auto step = [&](int64_t word, auto half) {
+                typename T::Words value[N];
+                HEADRACE_UNROLL
+                for (int j = 0; j < N; j++) {
+                    value[j] = T::read_words(values + (word * size + j * W) * kPerWord, lanes);
+                    if (half) value[j] = T::first_elements(value[j]);
+                    prefetch(ahead + (word * size + j * W) * kPerWord);
+                }
+                HEADRACE_UNROLL
+                for (int r = 0; r < R; r++) {
+                    typename T::Words weight = T::broadcast_word(weights + r * kBlockTokens + word * kPerWord);
+                    HEADRACE_UNROLL
+                    for (int j = 0; j < N; j++) sums[r][j] = T::dot(sums[r][j], weight, value[j]);
+                }
+            };
+            const int64_t words = span.count / kPerWord;
+            for (int64_t word = 0; word < words; word++) step(word, std::false_type());
+            // What stands behind the context's last token is another request's or nothing at all.
+            if (span.count % kPerWord) step(words, std::true_type());
+        }
+        HEADRACE_UNROLL
+        for (int r = 0; r < R; r++) {
+            HEADRACE_UNROLL
+            for (int j = 0; j < N; j++) F32::write(out + r * size + j * W, sums[r][j], lanes);
+        }
+    }
+
+    // Adds a later block's result to the state. A row that has seen nothing before takes it as it is.
+    void merge(Result block, Result state, int64_t rows) const {
+        const int64_t size = heads_.head_size;
+        for (int64_t row = 0; row < rows; row++) {
+            if (block.sum[row] == 0) continue;
+            const float greatest = std::max(state.greatest[row], block.greatest[row]);
+            const F old_share = state.sum[row] == 0 ? zero() : exp(set1(state.greatest[row] - greatest));
+            const F new_share = exp(set1(block.greatest[row] - greatest));
+            float* values = state.values + row * size;
+            const float* added = block.values + row * size;
+            for_vectors(size, [&](int64_t i, int n) {
+                F old_part = mul(F32::read(values + i, n), old_share);
+                F32::write(values + i, fma(F32::read(added + i, n), new_share, old_part), n);
+            });
+            F sum = fma(set1(block.sum[row]), new_share, mul(set1(state.sum[row]), old_share));
+            store_n(&state.sum[row], sum, 1);
+            state.greatest[row] = greatest;
+        }
+    }
+
+    void write(const AttentionPiece& piece, Result state) const {
+        const int64_t rows = rows_of(piece), shared = heads_.shared(), size = heads_.head_size;
+        for (int64_t row = 0; row < rows; row++) {
+            auto* out = static_cast<typename Out::Element*>(layer_.out) +
+                        (piece.first_row + row / shared) * layer_.out_stride +
+                        (piece.kv_head * shared + row % shared) * size;
+            const F share = set1(1.0f / state.sum[row]);
+            for_vectors(size, [&](int64_t i, int n) {
+                Out::write(out + i, mul(F32::read(state.values + row * size + i, n), share), n);
+            });
+        }
+    }
+
+    AttentionPlan& plan_;
+    const StepShape& step_;
+    const HeadShape& heads_;
+    const AttentionLayer& layer_;
+    float* scores_;       // [rows, kBlockTokens] of this worker's piece, as is all below
+    Element* weights_;    // [rows, kBlockTokens]
+    float* state_;        // what is reduced so far
+    float* block_result_; // what is to be merged into it
+    Block blocks_[2];
+    Block* here_ = &blocks_[0];
+    Block* ahead_ = &blocks_[1];
+};
+
+// One worker's share of a layer; all workers of the team call it, and a barrier has to follow.
+inline void attend(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,
+                   Team& team, int worker) {
+    with_element(heads.is_float, [&](auto type) {
+        with_element(layer.out_is_float, [&](auto out) {
+            Attention<decltype(type), decltype(out)>(plan, step, heads, layer, worker).work(team);
+        });
+    });
+}
+
+} // namespace headrace::HEADRACE_ISA

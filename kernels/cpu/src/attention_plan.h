@@ -1,0 +1,96 @@
+// One step's attention, cut into pieces of work once for all layers. Plain integers: no vector code here.
+//
+// A task is (request, some of its rows, key head): the tokens of the rows and the query heads that share the key head
+// stand as one tile, so that each key and value is read once for all of them. A task reduces its context in blocks of
+// kBlockTokens, which begin at multiples of that, and merges the blocks in their order. Both depend on nothing but the
+// position of a row, so its bits are the same in every batch, chunk and piece.
+//
+//   a task's context        |   block 0   |   block 1   |   block 2   | block 3 |
+//   in one piece            |-------- a worker merges as it goes -------------->|
+//   cut into two pieces     |------- worker A --------->|------ worker B ------>|   the blocks' results are kept,
+//                                                                                   and who ends last merges them
+#pragma once
+
+#include "attention_types.h"
+
+#include <memory>
+#include <vector>
+
+namespace headrace {
+
+constexpr int64_t kBlockTokens = 256;
+
+struct AttentionPiece {
+    int32_t request;
+    int32_t kv_head;
+    int32_t first_row;
+    int32_t tokens;
+    int32_t position; // of the first row in its sequence
+    int32_t first_block;
+    int32_t end_block;
+    int32_t shared; // the shared result that this is a part of; -1 if the piece is the whole task
+};
+
+// The result of a task that was cut into pieces.
+struct SharedResult {
+    int32_t pieces;
+    int32_t first_block;
+    int32_t blocks;
+    int64_t first_partial; // where the blocks' results begin, in floats
+};
+
+class AttentionPlan {
+  public:
+    // Pieces for a team of `threads`, the costliest first.
+    void make(const StepShape& step, const HeadShape& heads, int threads);
+
+    const std::vector<AttentionPiece>& pieces() const { return pieces_; }
+    const SharedResult& shared(const AttentionPiece& piece) const { return shared_[piece.shared]; }
+    float* partial(const SharedResult& shared) { return partials_.get() + shared.first_partial; }
+    // Called by each piece of a shared result when it has ended: whether it was the last one in this layer.
+    bool ends(const AttentionPiece& piece) {
+        int32_t pieces = shared_[piece.shared].pieces;
+        return (ended_[piece.shared].fetch_add(1, std::memory_order_acq_rel) + 1) % pieces == 0;
+    }
+    // Most rows (tokens times the heads that share a key head) that one piece has.
+    int64_t most_rows() const { return most_rows_; }
+    // One worker's own memory, `scratch_floats(most_rows, head_size)` of it.
+    float* scratch(int worker) { return scratch_.get() + worker * scratch_stride_; }
+
+  private:
+    // Memory for `count` objects at least, kept from step to step.
+    template <class T> struct Kept {
+        std::unique_ptr<T[]> memory;
+        int64_t capacity = 0;
+        T* get() { return memory.get(); }
+        T& operator[](int64_t i) { return memory[i]; }
+        void reserve(int64_t count) {
+            if (count <= capacity) return;
+            capacity = count + count / 2;
+            memory.reset(new T[capacity]);
+        }
+    };
+
+    void cut(const StepShape& step, const HeadShape& heads);
+    void share(const HeadShape& heads, int threads);
+
+    std::vector<AttentionPiece> pieces_;
+    std::vector<SharedResult> shared_;
+    Kept<std::atomic<int32_t>> ended_;
+    Kept<float> partials_;
+    Kept<float> scratch_;
+    int64_t scratch_stride_ = 0;
+    int64_t most_rows_ = 0;
+};
+
+// The result of one block: the greatest score of each row, the sum of its weights, and from partial_values(rows) on its
+// head_size weighted values.
+constexpr int64_t partial_values(int64_t rows) { return (2 * rows + 15) / 16 * 16; }
+constexpr int64_t partial_floats(int64_t rows, int64_t head_size) { return partial_values(rows) + rows * head_size; }
+
+// Scores and weights of one block, and two partial results.
+constexpr int64_t scratch_floats(int64_t rows, int64_t head_size) {
+    return rows * 2 * kBlockTokens + 2 * partial_floats(rows, head_size);
+}
+
+} // namespace headrace

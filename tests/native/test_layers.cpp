@@ -1,0 +1,100 @@
+#include "attention_plan.h"
+#include "isas.h"
+#include "team.h"
+
+#include <vector>
+
+using namespace headrace;
+
+namespace {
+
+constexpr int64_t kPage = 16;
+
+// Two requests, a long decode and a chunk, whose arena ends with the block of their last page.
+struct Example {
+    HeadShape heads;
+    std::vector<int32_t> positions, query_start{0}, context_len;
+    std::vector<int64_t> page_offset;
+    int64_t pages_per_request = 0, block_bytes;
+    std::vector<uint8_t> arena;
+
+    Example(int32_t size, bool is_float) : heads{6, 2, size, kPage, 0, is_float} {
+        block_bytes = 2 * heads.kv_heads * heads.head_elements() * (is_float ? 4 : 2);
+        add(1100, 1);
+        add(17, 17);
+        arena.resize(block_bytes * page_offset.size());
+    }
+
+    void add(int32_t context, int32_t rows) {
+        for (int32_t row = 0; row < rows; row++) positions.push_back(context - rows + row);
+        query_start.push_back(query_start.back() + rows);
+        context_len.push_back(context);
+        pages_per_request = std::max<int64_t>(pages_per_request, (context + kPage - 1) / kPage);
+        int64_t old = int64_t(page_offset.size()), requests = int64_t(context_len.size());
+        page_offset.resize(requests * pages_per_request);
+        for (int64_t i = old; i < int64_t(page_offset.size()); i++) page_offset[i] = i * block_bytes;
+    }
+
+    StepShape step() const {
+        return {int64_t(positions.size()), int64_t(context_len.size()), positions.data(),  query_start.data(),
+                context_len.data(),        page_offset.data(),          pages_per_request};
+    }
+};
+
+template <class Element> void attend_and_write(const Ops& ops, int32_t size, bool is_float) {
+    Example example(size, is_float);
+    const HeadShape& heads = example.heads;
+    const StepShape step = example.step();
+    const int64_t both = heads.heads + 2 * heads.kv_heads;
+    std::vector<float> qkv(step.rows * both * size), cos_sin(1100 * size, 0.5f), weight(size, 1.0f);
+    for (size_t i = 0; i < qkv.size(); i++) qkv[i] = float(i * 37 % 101) / 50 - 1;
+    std::vector<Element> q(step.rows * heads.heads * size);
+    RotaryLayer rotary{qkv.data(), q.data(),       example.arena.data(), nullptr,
+                       weight.data(), weight.data(), cos_sin.data(),     both * size,
+                       heads.heads * size, 1e-5f,  1};
+    ops.rotary_kv_write(step, heads, rotary, 0, step.rows);
+
+    std::vector<float> alone(q.size()), shared(q.size());
+    for (int threads : {1, 3}) {
+        std::vector<float>& out = threads == 1 ? alone : shared;
+        AttentionLayer layer{q.data(), example.arena.data(), out.data(), heads.heads * size, heads.heads * size, 0.1f, 1};
+        Team team(threads);
+        AttentionPlan plan;
+        plan.make(step, heads, threads);
+        team.run([&](int worker) {
+            for (int repeat = 0; repeat < 3; repeat++) {
+                ops.attend(plan, step, heads, layer, team, worker);
+                team.barrier();
+            }
+        });
+    }
+    CHECK(alone == shared);
+}
+
+void rows(const Ops& ops) {
+    for (int64_t size = 1; size < 40; size++) {
+        std::vector<float> x(3 * size, 2.0f), weight(size, 0.5f), out(3 * size);
+        ops.rms_norm(x.data(), weight.data(), 0, 3, size, out.data(), true);
+        for (float value : out) CHECK(std::abs(value - 0.5f) < 1e-6f);
+        ops.add_rows(out.data(), x.data(), true, 3 * size);
+        for (float value : out) CHECK(std::abs(value - 2.5f) < 1e-6f);
+        std::vector<uint16_t> gate_up(6 * size, 0x4000), product(3 * size);
+        ops.silu_and_mul(gate_up.data(), 3, size, product.data(), false);
+        for (uint16_t value : product) CHECK(value == product[0] && value != 0);
+        const int32_t ids[] = {2, 0};
+        ops.embed(x.data(), true, ids, 2, size, out.data());
+        CHECK(out[0] == 2.0f);
+    }
+}
+
+} // namespace
+
+void test_layers() {
+    on_every_isa([](const Ops& ops) {
+        for (int32_t size : {6, 36, 64, 80}) {
+            attend_and_write<uint16_t>(ops, size, false);
+            attend_and_write<float>(ops, size, true);
+        }
+        rows(ops);
+    });
+}

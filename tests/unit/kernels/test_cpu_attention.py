@@ -1,0 +1,200 @@
+"""Paged attention of the CPU library against the formula in float64, and bit by bit against itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kernels.cpu import library, ops
+from kernels.cpu.layers import Heads
+from kernels.cpu.library import Team
+from tests.unit.kernels.isas import every_isa
+from tests.unit.kernels.paged import Pages, loaded, make_step, stored
+
+LAYER = 1
+MIXED = [(0, 1), (0, 7), (34, 1), (15, 5), (15, 1), (0, 16), (31, 2), (599, 1), (16, 1), (250, 12), (500, 50)]
+"""(computed, new) tokens of each request: decodes, whole prompts, later chunks; around the ends of pages and blocks."""
+
+
+class Case:
+    """Requests with random keys and values in their pages, and queries for every token of each."""
+
+    def __init__(self, heads: Heads, lengths: list[int], seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self.heads = heads
+        self.scale = 1 / np.sqrt(heads.head_size)
+        self.pages = Pages(heads, sum(-(-length // heads.page_tokens) for length in lengths) + 3)
+        self.tables = [self.pages.take(length) for length in lengths]
+
+        def numbers(length: int, count: int) -> NDArray[Any]:
+            return stored(random.standard_normal((length, count, heads.head_size)), heads)
+
+        self.queries = [numbers(length, heads.heads) for length in lengths]
+        self.keys = [numbers(length, heads.kv_heads) for length in lengths]
+        self.values = [numbers(length, heads.kv_heads) for length in lengths]
+        for table, keys, values in zip(self.tables, self.keys, self.values, strict=True):
+            self.pages.write(table, LAYER, keys, values)
+
+    def attend(
+        self, team: Team, chunks: list[tuple[int, int]], members: list[int] | None = None, **options: Any
+    ) -> NDArray[Any]:
+        """Attention of the given chunk of each member, all in one step."""
+        members = members if members is not None else list(range(len(chunks)))
+        step = make_step(chunks, [self.tables[member] for member in members])
+        queries = [
+            self.queries[member][done : done + rows] for member, (done, rows) in zip(members, chunks, strict=True)
+        ]
+        offset = LAYER * self.heads.layer_bytes
+        return ops.paged_attention(
+            team, step, self.heads, np.concatenate(queries), self.pages.arena, self.scale, offset, **options
+        )
+
+    def expected(self, chunks: list[tuple[int, int]]) -> NDArray[np.float64]:
+        shared, window = self.heads.heads // self.heads.kv_heads, self.heads.window_tokens
+        rows = []
+        for member, (done, count) in enumerate(chunks):
+            q, k, v = (loaded(a[member]).astype(np.float64) for a in (self.queries, self.keys, self.values))
+            for position in range(done, done + count):
+                seen = slice(max(0, position + 1 - window) if window else 0, position + 1)
+                keys, values = (np.repeat(a[seen], shared, axis=1) for a in (k, v))
+                scores = np.einsum("hd,thd->ht", q[position], keys) * self.scale
+                weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+                rows.append(np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), values))
+        return np.array(rows)
+
+
+def assert_near(got: NDArray[Any], expected: NDArray[Any], is_float: bool) -> None:
+    tolerance = 2e-5 if is_float else 2e-2
+    np.testing.assert_allclose(loaded(got), expected, rtol=tolerance, atol=tolerance)
+
+
+@every_isa()
+@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (2, 2), (7, 1), (32, 1)])
+@pytest.mark.parametrize("size", [6, 64, 80, 128])
+def test_a_mixed_batch_equals_the_formula(isa: str, size: int, heads: int, kv_heads: int, is_float: bool) -> None:
+    case = Case(Heads(heads, kv_heads, size, 16, is_float), [done + rows for done, rows in MIXED])
+    with Team(library.load(isa), 2) as team:
+        assert_near(case.attend(team, MIXED), case.expected(MIXED), is_float)
+
+
+@every_isa()
+@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@pytest.mark.parametrize("size", [2, 16, 36, 96, 256])
+@pytest.mark.parametrize("page_tokens", [32, 48])
+def test_other_head_and_page_sizes(isa: str, size: int, page_tokens: int, is_float: bool) -> None:
+    case = Case(Heads(4, 2, size, page_tokens, is_float), [done + rows for done, rows in MIXED])
+    with Team(library.load(isa), 2) as team:
+        assert_near(case.attend(team, MIXED), case.expected(MIXED), is_float)
+
+
+@every_isa()
+@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@pytest.mark.parametrize("window", [1, 5, 16, 100, 300])
+def test_a_window_hides_what_lies_before_it(isa: str, window: int, is_float: bool) -> None:
+    case = Case(Heads(4, 2, 64, 16, is_float, window_tokens=window), [done + rows for done, rows in MIXED])
+    with Team(library.load(isa), 2) as team:
+        assert_near(case.attend(team, MIXED), case.expected(MIXED), is_float)
+
+
+@every_isa()
+@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@pytest.mark.parametrize("window", [None, 270])
+def test_a_row_is_bit_equal_in_every_chunk_batch_and_team(isa: str, is_float: bool, window: int | None) -> None:
+    """In strict mode greedy output may not change with the chunk size or the batch: vLLM issue 5952."""
+    random = np.random.default_rng(3)
+    lengths = [1300, 333, 41]
+    case = Case(Heads(6, 2, 64, 16, is_float, window_tokens=window), lengths)
+    with Team(library.load(isa), 1) as alone, Team(library.load(isa), 3) as three:
+        whole = [case.attend(alone, [(0, length)], [member]) for member, length in enumerate(lengths)]
+        done, parts = [0, 0, 0], [[], [], []]  # type: ignore[var-annotated]
+        while any(at < length for at, length in zip(done, lengths, strict=True)):
+            members = [m for m in range(3) if done[m] < lengths[m] and random.random() < 0.7]
+            if not members:
+                continue
+            rows = [int(min(random.choice([1, 2, 7, 16, 17, 130, 400]), lengths[m] - done[m])) for m in members]
+            out = case.attend(
+                three if random.random() < 0.5 else alone,
+                [(done[m], n) for m, n in zip(members, rows, strict=True)],
+                members,
+            )
+            for m, n, part in zip(members, rows, np.split(out, np.cumsum(rows)[:-1]), strict=True):
+                parts[m].append(part)
+                done[m] += n
+        for member in range(3):
+            np.testing.assert_array_equal(np.concatenate(parts[member]), whole[member])
+
+
+@every_isa()
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_one_long_context_is_shared_among_the_threads_and_stays_the_same(isa: str, threads: int) -> None:
+    case = Case(Heads(3, 1, 64, 16), [2500])
+    with Team(library.load(isa), threads) as team, Team(library.load(isa), 1) as alone:
+        for done in (2499, 2303, 2304):
+            got = case.attend(team, [(done, 1)])
+            np.testing.assert_array_equal(got, case.attend(alone, [(done, 1)]))
+            assert_near(got, case.expected([(done, 1)]), False)
+
+
+@every_isa()
+@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+def test_what_other_requests_left_behind_the_context_is_never_used(isa: str, is_float: bool) -> None:
+    heads = Heads(6, 2, 80, 16, is_float)
+    lengths = [1, 15, 16, 17, 31, 257]
+    case = Case(heads, lengths)
+    chunks = [(length - 1, 1) for length in lengths]
+    with Team(library.load(isa), 1) as team:
+        before = case.attend(team, chunks)
+        nan = stored(np.full((16, heads.kv_heads, heads.head_size), 1.0), heads)
+        nan[:] = np.nan if is_float else 0x7FC0
+        for table, length, keys, values in zip(case.tables, lengths, case.keys, case.values, strict=True):
+            tail = len(table) * 16 - length
+            case.pages.write(table, LAYER, np.concatenate([keys, nan[:tail]]), np.concatenate([values, nan[:tail]]))
+        np.testing.assert_array_equal(case.attend(team, chunks), before)
+
+
+@every_isa()
+def test_scores_far_beyond_the_exponential_stay_finite(isa: str) -> None:
+    case = Case(Heads(2, 1, 64, 16, is_float=True), [600])
+    case.scale = 1000.0
+    with Team(library.load(isa), 1) as team:
+        got = case.attend(team, [(599, 1)])
+    best = (case.keys[0][:, 0] @ case.queries[0][599].T).argmax(axis=0)
+    np.testing.assert_allclose(got[0], case.values[0][best, 0], rtol=1e-3, atol=1e-3)
+
+
+@every_isa()
+def test_the_result_can_be_float_where_the_rest_is_bf16(isa: str) -> None:
+    case = Case(Heads(6, 2, 80, 16), [40])
+    with Team(library.load(isa), 1) as team:
+        rounded = case.attend(team, [(37, 3)])
+        exact = case.attend(team, [(37, 3)], dtype=np.float32)
+    assert exact.dtype == np.float32
+    np.testing.assert_array_equal(stored(exact, case.heads), rounded)
+
+
+@every_isa()
+def test_what_cannot_be_served_is_refused(isa: str) -> None:
+    with pytest.raises(ValueError, match="9 query heads can't share 2"):
+        Heads(9, 2, 64, 16)
+    with pytest.raises(ValueError, match="multiple of 16 tokens here, not 24"):
+        Heads(9, 3, 64, 24)
+    with pytest.raises(ValueError, match="not 7"):
+        Heads(9, 3, 7, 16)
+    case = Case(Heads(6, 2, 64, 16), [40])
+    step = make_step([(39, 1)], case.tables)
+    q = case.queries[0][39:]
+    short = replace(step, page_offset=step.page_offset[:, :2].copy())
+    with Team(library.load(isa), 1) as team:
+        with pytest.raises(ValueError, match="outside the arena"):
+            ops.paged_attention(team, step, case.heads, q, case.pages.arena[:4096], 1.0)
+        with pytest.raises(ValueError, match="more than the 2 pages"):
+            ops.paged_attention(team, short, case.heads, q, case.pages.arena, 1.0)
+        with pytest.raises(TypeError, match="q has to be uint16"):
+            ops.paged_attention(team, step, case.heads, q.astype(np.float32), case.pages.arena, 1.0)
+    with pytest.raises(ValueError, match="not the last tokens"):
+        replace(step, positions=step.positions - 1)
