@@ -124,6 +124,8 @@ class Dispatch:
     job_id: str
     model: str
     priority: str
+    fence: int = 0
+    """For a revoke: the fence of the attempt that is to end. A later one was asked for after the cancellation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def due(connection: Connection) -> bool:
 def outbox(connection: Connection, limit: int) -> list[Dispatch]:
     """Take messages: no other relay sees them for `HOLD_S`."""
     taken = connection.execute(
-        select(OutboxRow.id, OutboxRow.topic, OutboxRow.job_id, JobRow.model, JobRow.priority)
+        select(OutboxRow.id, OutboxRow.topic, OutboxRow.job_id, JobRow.model, JobRow.priority, JobRow.fence)
         .join(JobRow, JobRow.id == OutboxRow.job_id)
         .where(OutboxRow.due_at <= db_now())
         .order_by(OutboxRow.due_at, OutboxRow.id)
@@ -42,7 +42,7 @@ def outbox(connection: Connection, limit: int) -> list[Dispatch]:
     if taken:
         held = update(OutboxRow).where(OutboxRow.id.in_([row.id for row in taken]))
         connection.execute(held.values(due_at=db_now(HOLD_S)))
-    return [Dispatch(row.id, row.topic, row.job_id, row.model, row.priority) for row in taken]
+    return [Dispatch(row.id, row.topic, row.job_id, row.model, row.priority, row.fence) for row in taken]
 
 
 def sent(connection: Connection, ids: Sequence[int]) -> None:

@@ -40,7 +40,7 @@ class Publisher(Protocol):
 
     def publish(self, dispatches: Sequence[Dispatch]) -> None: ...
 
-    def revoke(self, job_ids: Sequence[str]) -> None: ...
+    def revoke(self, dispatches: Sequence[Dispatch]) -> None: ...
 
 
 class Duty:
@@ -120,7 +120,7 @@ class Relay:
         while rows := self._ledger.outbox(_BATCH):
             if publications := [row for row in rows if row.topic is Topic.PUBLISH]:
                 self._publisher.publish(publications)
-            if revocations := [row.job_id for row in rows if row.topic is Topic.REVOKE]:
+            if revocations := [row for row in rows if row.topic is Topic.REVOKE]:
                 self._publisher.revoke(revocations)
             self._ledger.sent([row.id for row in rows])
             count += len(rows)

@@ -67,10 +67,12 @@ class CeleryTransport:
                         **message_options(dispatch.job_id, dispatch.model, Priority(dispatch.priority)),
                     )
 
-    def revoke(self, job_ids: Sequence[str]) -> None:
-        """Tell every worker to stop these jobs."""
+    def revoke(self, dispatches: Sequence[Dispatch]) -> None:
+        """Tell every worker to stop these attempts. One that hears it late leaves a later attempt alone."""
+        fences = {dispatch.job_id: dispatch.fence for dispatch in dispatches}
+        arguments = {"task_id": list(fences), "terminate": True, "signal": "SIGTERM", "fences": fences}
         with self._channel():
-            self._app.control.revoke(list(job_ids), terminate=True, connection=self._connection)
+            self._app.control.broadcast("revoke", arguments=arguments, connection=self._connection)
 
     def depth(self, models: Sequence[str]) -> int:
         """How many messages the broker holds: in the queues of these models, and with workers that are alive."""

@@ -65,9 +65,12 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
             self.revocation = None
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        signum = platform_signals.signum(signal or TERM_SIGNAME)
-        self._announce_revoked("terminated", True, signum, False)
+        self.note_termination(signal)
         pool.cancel(self.id)
+
+    def note_termination(self, signal: Any = None) -> None:
+        """Have the revocation announced as a termination, once the job has ended."""
+        self._announce_revoked("terminated", True, platform_signals.signum(signal or TERM_SIGNAME), False)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Celery's word for taking a running job away at a cold shutdown."""

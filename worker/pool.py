@@ -215,16 +215,26 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             self.services.engine.abort(slot.job_id)
 
     def cancel(self, job_id: str) -> None:
-        self._stop_by_id(job_id, Cause.CANCELLED, "cancelled on request")
-
-    def lose(self, job_id: str) -> None:
-        log.warning("job %s: its lease was lost, stopping it", job_id)
-        self._stop_by_id(job_id, Cause.LOST, "the lease was lost")
-
-    def _stop_by_id(self, job_id: str, cause: Cause, message: str) -> None:
+        """Whatever attempt of the job is here."""
         slot = self.find(job_id)
         if slot is not None:
-            self.stop_job(slot, cause, message)
+            self.stop_job(slot, Cause.CANCELLED, "cancelled on request")
+
+    def cancel_attempt(self, job_id: str, fence: int) -> None:
+        """One that is still being claimed is cancelled when it turns out to be this attempt."""
+        slot = self.find(job_id)
+        if slot is None:
+            return
+        slot.cancelled_fence = fence
+        if slot.fence == fence:
+            slot.message.note_termination()
+            self.stop_job(slot, Cause.CANCELLED, "cancelled on request")
+
+    def lose_attempt(self, job_id: str, fence: int) -> None:
+        slot = self.find(job_id)
+        if slot is not None and slot.fence == fence:
+            log.warning("job %s: its lease was lost, stopping it", job_id)
+            self.stop_job(slot, Cause.LOST, "the lease was lost")
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         for slot in self.slots.values():

@@ -36,7 +36,9 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
     if result.verdict is not Verdict.RUN:
         turned_away(slot, result)
     job = ClaimedJob.from_claim(result)
-    slot.job_id = job.lease.job_id
+    slot.job_id, slot.fence = job.lease.job_id, job.lease.fence
+    if slot.cancelled_fence == slot.fence:
+        slot.pool.cancel_attempt(slot.job_id, slot.fence)
     try:
         return finish(slot, work(slot, job))
     except Dropped:

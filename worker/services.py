@@ -156,8 +156,8 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         owner,
         settings.worker.lease_s,
         settings.home / "spool",
-        on_lost=lambda job_id: pool.post(pool.lose, job_id),
-        on_cancelled=lambda job_id: pool.post(pool.cancel, job_id),
+        on_lost=lambda lease: pool.post(pool.lose_attempt, lease.job_id, lease.fence),
+        on_cancelled=lambda lease: pool.post(pool.cancel_attempt, lease.job_id, lease.fence),
     )
     metrics.watch(engine.stats)
     server = serve_metrics(metrics, settings.worker.metrics_host, settings.worker.metrics_port)

@@ -51,6 +51,10 @@ class Slot:
         self.message = message
         self.job_id: str | None = None
         """Known once the claim was granted; equal to the task's id in all but odd messages."""
+        self.fence: int | None = None
+        """That of its lease, known from then on."""
+        self.cancelled_fence: int | None = None
+        """The newest attempt whose cancellation was heard of."""
         self.in_engine = False
         self.accepted = False
         self.stop: Stop | None = None

@@ -45,8 +45,8 @@ class Writer(threading.Thread):
         owner: str,
         lease_s: float,
         spool_directory: Path,
-        on_lost: Callable[[str], None],
-        on_cancelled: Callable[[str], None],
+        on_lost: Callable[[Lease], None],
+        on_cancelled: Callable[[Lease], None],
     ) -> None:
         super().__init__(name="headrace-writer", daemon=True)
         self._ledger = ledger
@@ -202,13 +202,14 @@ class Writer(threading.Thread):
     def _renew(self, now: float) -> None:
         if not self._held or now < self._renew_at_s:
             return
-        renewal = self._ledger.renew(list(self._held.values()), self._lease_s)
+        held = dict(self._held)
+        renewal = self._ledger.renew(list(held.values()), self._lease_s)
         self._renew_at_s = now + self._lease_s / 3
         for job_id in renewal.lost:
             self._drop(job_id)
-            self._on_lost(job_id)
+            self._on_lost(held[job_id])
         for job_id in renewal.cancelled:
-            self._on_cancelled(job_id)
+            self._on_cancelled(held[job_id])
 
     def _write_all(self) -> None:
         """Endings before claims, so that a delivery that comes again finds its job ended."""

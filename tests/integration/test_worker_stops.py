@@ -11,6 +11,8 @@ from headrace.contract import Job, JobStatus, Reason, new_job_id
 from headrace.errors import JobFailed
 from headrace.wire import TASK_GENERATE
 
+from ledger.contract import Dispatch, Topic
+from ledger.transport import CeleryTransport
 from tests.workers import WorkerProcess, Workplace, eventually
 
 pytestmark = pytest.mark.slow
@@ -126,6 +128,23 @@ def test_a_revoked_job_that_is_retried_runs(workplace: Workplace, start_worker: 
     eventually(lambda: workplace.job(job.id).status is JobStatus.RUNNING, 5, "the retried job runs")
     workplace.app.control.revoke(job.id, terminate=True)
     assert workplace.ended(job.id).status is JobStatus.CANCELLED
+
+
+def test_a_cancellation_that_is_heard_late_leaves_the_retried_job_alone(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    worker = start_worker(step_s=0.005)
+    job = workplace.submit(max_tokens=400)
+    workplace.running(job.id)
+    workplace.ledger.request_cancel([job.id])
+    assert workplace.ended(job.id).status is JobStatus.CANCELLED
+    workplace.ledger.retry(job.id)
+    eventually(lambda: workplace.job(job.id).status is JobStatus.RUNNING, 5, "the retried job runs")
+    late = CeleryTransport(workplace.broker_url)
+    late.revoke([Dispatch(0, Topic.REVOKE, job.id, job.model, "normal", fence=1)])
+    late.close()
+    assert workplace.pool_info(worker), "the worker has heard it by then"
+    assert workplace.ended(job.id).status is JobStatus.SUCCEEDED
 
 
 @pytest.mark.parametrize("limit", ["time_limit", "soft_time_limit"])

@@ -205,7 +205,7 @@ def test_rows_stay_if_sending_fails_half_way(ledger: Ledger, desk: Any) -> None:
 
         def publish(self, dispatches: Any) -> None: ...
 
-        def revoke(self, job_ids: Any) -> None:
+        def revoke(self, dispatches: Any) -> None:
             raise BrokerAway("no")
 
     lease = desk.running()

@@ -36,6 +36,10 @@ def publication(model: str = "m", priority: str = "normal") -> Dispatch:
     return Dispatch(0, Topic.PUBLISH, new_job_id(), model, priority)
 
 
+def revocation(job_id: str, fence: int) -> Dispatch:
+    return Dispatch(0, Topic.REVOKE, job_id, "m", "normal", fence)
+
+
 def hold(client: Any, key: str, score: float) -> str:
     """Take one message as kombu does: out of the queue, into `unacked`. Returns its task id."""
     message = json.loads(client.rpop(key))
@@ -112,7 +116,7 @@ def test_foreign_items_are_passed_over(transport: CeleryTransport, client: Any, 
 def test_a_revocation_reaches_every_worker(transport: CeleryTransport, client: Any) -> None:
     with client.pubsub() as pubsub:
         pubsub.psubscribe("*celery.pidbox*")
-        transport.revoke(["a", "b"])
+        transport.revoke([revocation("a", 3), revocation("b", 7)])
         end_s = time.monotonic() + 5
         message = None
         while message is None and time.monotonic() < end_s:
@@ -120,7 +124,8 @@ def test_a_revocation_reaches_every_worker(transport: CeleryTransport, client: A
     assert message is not None
     body = json.loads(base64.b64decode(json.loads(message["data"])["body"]))
     assert body["method"] == "revoke"
-    assert body["arguments"] == {"task_id": ["a", "b"], "terminate": True, "signal": "SIGTERM"}
+    fences = {"a": 3, "b": 7}
+    assert body["arguments"] == {"task_id": ["a", "b"], "terminate": True, "signal": "SIGTERM", "fences": fences}
 
 
 def test_it_shows_no_password() -> None:
@@ -133,7 +138,7 @@ def test_a_broker_that_is_away_is_reported_soon(call: str) -> None:
     arguments: dict[str, list[Any]] = {
         "ping": [],
         "publish": [[publication()]],
-        "revoke": [["a"]],
+        "revoke": [[revocation("a", 1)]],
         "depth": [["m"]],
         "held": [["m"]],
     }
@@ -152,7 +157,7 @@ def test_a_broker_that_restarts_is_used_again(broker: Any) -> None:
     broker.start()
     transport.ping()
     transport.publish([publication()])
-    transport.revoke(["a"])
+    transport.revoke([revocation("a", 1)])
     transport.close()
     transport.close()
 

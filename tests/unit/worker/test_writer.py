@@ -11,7 +11,7 @@ import pytest
 from headrace.contract import JobRequest, JobResult, JobStatus, ModelCard, Reason, new_job_id
 
 from ledger import Ledger
-from ledger.contract import Claim, ClaimResult, Outcome, Verdict
+from ledger.contract import Claim, ClaimResult, Lease, Outcome, Verdict
 from ledger.migrate import upgrade
 from tests.outage import outage
 from tests.workers import eventually
@@ -29,8 +29,8 @@ class Desk:
     def __init__(self, url: str, home: Path, lease_s: float) -> None:
         self.url = url
         self.ledger = Ledger(url)
-        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.cancelled: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[Lease] = queue.SimpleQueue()
+        self.cancelled: queue.SimpleQueue[Lease] = queue.SimpleQueue()
         self.writer = Writer(self.ledger, f"w/{new_job_id()}", lease_s, home, self.lost.put, self.cancelled.put)
         self.writer.start()
 
@@ -108,8 +108,8 @@ def test_lost_leases_and_cancellations_are_reported(open_desk: Callable[..., Des
     wanted, lost = desk.run(), desk.run()
     desk.ledger.request_cancel([wanted.lease.job_id])
     desk.ledger.release([lost.lease])
-    assert desk.cancelled.get(timeout=5) == wanted.lease.job_id
-    assert desk.lost.get(timeout=5) == lost.lease.job_id
+    assert desk.cancelled.get(timeout=5) == wanted.lease
+    assert desk.lost.get(timeout=5) == lost.lease
 
 
 def test_a_row_that_the_ledger_refuses_harms_no_other(open_desk: Callable[..., Desk]) -> None:
