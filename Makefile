@@ -6,10 +6,10 @@ INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildca
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test quick check lint-fix bench sanitize redis-server
+.PHONY: help demo install test quick check lint-fix bench-peers bench sanitize redis-server
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.served ## Install, start everything embedded, run 16 jobs, stop
 	$(BIN)/headrace demo
@@ -33,8 +33,11 @@ lint-fix: $(VENV)/.tested ## Format, and repair what ruff can repair
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.tested ## Headrace against the worker that people write today; writes bench/RESULTS.md
-	$(BIN)/python -m bench.jobs
+bench-peers: $(VENV)/.tested ## Install vLLM and build llama.cpp into .bench, to be measured against
+	$(BIN)/python -m bench.peers
+
+bench: $(VENV)/.tested ## Headrace beside what people run today; writes bench/RESULTS.md
+	$(BIN)/python bench/engine.py
 
 SANITIZED := $(CXX) -std=c++17 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -pthread -Ikernels/cpu/src \
   kernels/cpu/src/*.cpp tests/native/*.cpp

@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
@@ -62,7 +61,7 @@ def _write_weights(files: GGUFFile, directory: Path) -> None:
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise SystemExit(f"the conversion misses {missing} and has too much: {unexpected}")
     model.tie_weights()
-    model.to(torch.bfloat16).save_pretrained(directory)
+    model.bfloat16().save_pretrained(directory)
 
 
 def _llama_config(spec: ModelSpec, text: TextBundle) -> LlamaConfig:

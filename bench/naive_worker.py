@@ -16,7 +16,7 @@ app.conf.broker_connection_retry_on_startup = True
 loaded: dict[str, Any] = {}
 
 
-@signals.worker_process_init.connect
+@signals.worker_process_init.connect  # type: ignore[untyped-decorator]
 def load(**_: Any) -> None:
     """Load the model once, in the process that runs the jobs."""
     import torch
@@ -25,10 +25,10 @@ def load(**_: Any) -> None:
     torch.set_grad_enabled(False)
     directory = os.environ["NAIVE_MODEL"]
     loaded["tokenizer"] = AutoTokenizer.from_pretrained(directory)
-    loaded["model"] = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    loaded["model"] = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()  # type: ignore[no-untyped-call]
 
 
-@app.task(name="naive.about")
+@app.task(name="naive.about")  # type: ignore[untyped-decorator]
 def about() -> dict[str, str | int]:
     """What runs here."""
     import torch
@@ -44,7 +44,7 @@ def about() -> dict[str, str | int]:
     }
 
 
-@app.task(name="naive.generate")
+@app.task(name="naive.generate")  # type: ignore[untyped-decorator]
 def generate(prompt: list[int], max_tokens: int) -> dict[str, Any]:
     """Greedy, exactly `max_tokens` tokens."""
     import torch

@@ -1,105 +1,347 @@
-"""The benchmark's result: numbers for programs, a page for people."""
+"""`RESULTS.md`: the numbers of `results.json` for people."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-SIDES = ("naive", "headrace")
+from bench.floors import Shape, batch_floor_s, token_floor_s
+from bench.limits import Limits
+from bench.ratios import RATIOS
+
+Data = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One side's run over one round's jobs, from the first submission to the last result."""
+def page(data: Data) -> str:
+    """The whole page, from whatever parts there are."""
+    parts: Data = data["parts"]
+    sections: list[tuple[str, Callable[[Data], list[str]]]] = [
+        ("w1", lambda part: _together("W1: 64 prompts at once", part)),
+        ("w2", lambda part: _together("W2: the same behind one shared prefix", part)),
+        ("w3", _one),
+        ("start", _start),
+        ("jobs", _jobs),
+        ("stall", _stall),
+        ("online", _online),
+        ("sweep", _sweep),
+        ("naive", _naive),
+    ]
+    lines = ["# Headrace's speed", "", *_ratios(data)]
+    for name, section in sections:
+        if name in parts and parts[name]["sides"]:
+            lines += [*section(parts[name]), ""]
+    lines += [*_settings(parts), "", *_method()]
+    return "\n".join(lines).rstrip() + "\n"
 
-    side: str
-    jobs: int
-    prompt_tokens: int
-    output_tokens: int
-    seconds: float
-    batch_sizes: tuple[float, ...] = ()
-    """For Headrace: each job's mean batch size."""
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.output_tokens / self.seconds
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(map(str, row)) + " |" for row in rows),
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All rounds, and what they ran on."""
-
-    rounds: list[Round]
-    jobs: int
-    max_tokens: int
-    setting: dict[str, str]
-    sides: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def rates(self, side: str) -> list[float]:
-        """Output tokens a second, round by round."""
-        return [one.tokens_per_second for one in self.rounds if one.side == side]
-
-    @property
-    def ratio(self) -> float:
-        return median(self.rates("headrace")) / median(self.rates("naive"))
-
-    def write(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "results.json").write_text(json.dumps(self.as_json(), indent=2) + "\n")
-        (directory / "RESULTS.md").write_text(self.as_markdown())
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "jobs": self.jobs,
-            "max_tokens": self.max_tokens,
-            "ratio": round(self.ratio, 2),
-            "median_tokens_per_second": {side: round(median(self.rates(side)), 1) for side in SIDES},
-            "setting": self.setting,
-            "sides": self.sides,
-            "rounds": [asdict(one) | {"tokens_per_second": round(one.tokens_per_second, 1)} for one in self.rounds],
-        }
-
-    def as_markdown(self) -> str:
-        naive, headrace = median(self.rates("naive")), median(self.rates("headrace"))
-        naive_jobs = next(one.jobs for one in self.rounds if one.side == "naive")
-        sizes = [size for one in self.rounds for size in one.batch_sizes]
-        lines = [
-            "# Headrace against the worker that people write today",
-            "",
-            f"**{self.ratio:.1f} times the throughput**: {headrace:.0f} against {naive:.0f} tokens a second.",
-            "",
-            f"{self.jobs} jobs with prompts of 32 to 256 tokens, {self.max_tokens} new tokens each, greedy, "
-            "end of text ignored, all submitted at once through a real queue; the time runs from the first submission "
-            "to the last result. Both sides run side by side on one machine and take turns; a round's prompts are new "
-            "to both.",
-            "",
-            "| | median tokens/s | lowest | highest | all jobs take | rounds |",
-            "|---|---|---|---|---|---|",
-            self._row("Celery and `transformers`, one job at a time", "naive"),
-            self._row("Headrace", "headrace"),
-            "",
-            f"The naive worker is slow, so each round gives it {naive_jobs} of the jobs, evenly spaced in length, and "
-            "its own rate says how long all would take.",
-            "",
-        ]
-        if sizes:
-            lines += [
-                f"Headrace's jobs ran in batches of {median(sizes):.0f} on average (largest {max(sizes):.0f}).",
-                "",
+def _ratios(data: Data) -> list[str]:
+    rows = []
+    for ratio in RATIOS:
+        if (entry := data.get(ratio.key)) is None:
+            continue
+        ours, theirs = entry["headrace"], entry["peer"]
+        scale, unit = _unit(ratio.metric)
+        rows.append(
+            [
+                ratio.what,
+                f"{ours['median'] * scale:.4g} {unit}",
+                f"{theirs['median'] * scale:.4g} {unit}",
+                f"**{entry['ratio']:.2f}**",
+                f"{min(entry['round_ratios']):.2f} to {max(entry['round_ratios']):.2f}",
+                f"{ratio.at_least:g}{'' if entry['ratio'] >= ratio.at_least else ' (missed)'}",
             ]
-        lines += ["| | |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in self.setting.items()]
-        for side, facts in self.sides.items():
-            lines.append(f"| {side} | " + ", ".join(f"{name} {value}" for name, value in facts.items()) + " |")
-        lines += ["", "Made by `make bench`; every round is in `results.json`.", ""]
-        return "\n".join(lines)
-
-    def _row(self, title: str, side: str) -> str:
-        rates = self.rates(side)
-        whole_s = self.jobs * self.max_tokens / median(rates)
-        return (
-            f"| {title} | {median(rates):.1f} | {min(rates):.1f} | {max(rates):.1f} | {whole_s:.1f} s | {len(rates)} |"
         )
+    if not rows:
+        return []
+    head = ("", "Headrace", "the other", "times better", "in single rounds", "wanted")
+    return [
+        *_table(head, rows),
+        "",
+        "Medians of rounds in which the sides took turns. Over 1, Headrace is better, whatever is measured.",
+        "",
+    ]
+
+
+def _unit(metric: str) -> tuple[float, str]:
+    """What to multiply a metric with, and what it is then called."""
+    units = {"tokens_per_s": (1, "tokens/s"), "ms_per_token": (1, "ms"), "first_token_s": (1, "s")}
+    return {**units, "peak_bytes": (1e-6, "MB"), "itl_p99_ms": (1, "ms")}[metric]
+
+
+def _middle(side: Data, metric: str) -> float:
+    values: list[float] = [sample[metric] for sample in side["samples"]]
+    return median(values)
+
+
+def _spread(side: Data, metric: str) -> str:
+    values = [sample[metric] for sample in side["samples"]]
+    return f"{min(values):.4g} to {max(values):.4g}"
+
+
+def _limits(part: Data) -> tuple[Limits, Shape] | None:
+    return (Limits(**part["limits"]), Shape(**part["shape"])) if "limits" in part and "shape" in part else None
+
+
+def _limits_line(part: Data) -> str:
+    found = Limits(**part["limits"])
+    return (
+        f"In the same run the machine read {found.read_bytes_per_s / 1e9:.0f} GB/s with {found.threads} threads"
+        f" ({found.read_one_thread_bytes_per_s / 1e9:.0f} with one) and computed {found.bf16_ops_per_s / 1e9:.0f} bf16"
+        f" and {found.int8_ops_per_s / 1e9:.0f} int8 Gop/s, as torch measures it."
+    )
+
+
+def _together(title: str, part: Data) -> list[str]:
+    work, known, rows = part["work"], _limits(part), []
+    for side in part["sides"].values():
+        seconds = _middle(side, "seconds")
+        share = "-"
+        if known is not None:
+            limits, shape = known
+            lengths = work["prompt_tokens"]
+            floor_s = batch_floor_s(
+                shape, limits, side["precision"], lengths, work["shared_tokens"], work["max_tokens"]
+            )
+            share = f"{floor_s / seconds:.0%}"
+        agreed = side.get("agreement")
+        pool = side.get("kv_pool_bytes")
+        rows.append(
+            [
+                side["title"] + (" *" if side["prompts"] < len(work["prompt_tokens"]) else ""),
+                f"{_middle(side, 'tokens_per_s'):.0f}",
+                _spread(side, "tokens_per_s"),
+                f"{seconds:.1f}",
+                share,
+                f"{_middle(side, 'peak_bytes') / 1e6:.0f}" + (f" ({pool / 1e6:.0f})" if pool else ""),
+                f"{agreed['first_token']:.0%}, {agreed['equal_tokens']:.0f}" if agreed else "-",
+                len(side["samples"]),
+            ]
+        )
+    head = (
+        "", "tokens/s", "lowest to highest", "seconds", "of the limit", "peak MB (KV pool)",
+        "first tokens as Headrace bf16, equal tokens", "rounds",
+    )  # fmt: skip
+    lengths = work["prompt_tokens"]
+    shared = f", the first {work['shared_tokens']} the same for all" if work["shared_tokens"] else ""
+    return [
+        f"## {title}",
+        "",
+        f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens ({sum(lengths)} in all{shared}),"
+        f" {work['max_tokens']} new tokens each.",
+        "",
+        *_table(head, rows),
+        "",
+        _limits_line(part),
+        "A side marked * got a few of the prompts, evenly spaced in length; its seconds are extrapolated to all.",
+    ]
+
+
+def _one(part: Data) -> list[str]:
+    work, known, rows = part["work"], _limits(part), []
+    context = work["prompt_tokens"][0] + work["max_tokens"] // 2
+    for side in part["sides"].values():
+        ms, share = _middle(side, "ms_per_token"), "-"
+        if known is not None:
+            limits, shape = known
+            share = f"{token_floor_s(shape, limits, side['weights_bytes'], context) * 1e3 / ms:.0%}"
+        rows.append(
+            [
+                side["title"],
+                f"{ms:.2f}",
+                _spread(side, "ms_per_token"),
+                share,
+                f"{_middle(side, 'first_token_ms'):.1f}",
+                len(side["samples"]),
+            ]
+        )
+    head = ("", "ms a token", "lowest to highest", "of the limit", "ms to the first token", "rounds")
+    return [
+        "## W3: one request at a time",
+        "",
+        f"{len(work['prompt_tokens'])} prompts of {work['prompt_tokens'][0]} tokens, {work['max_tokens']} new tokens"
+        " each: the time for all tokens less the time for one.",
+        "",
+        *_table(head, rows),
+        "",
+        _limits_line(part),
+    ]
+
+
+def _start(part: Data) -> list[str]:
+    rows = [
+        [
+            side["title"],
+            f"{_middle(side, 'first_token_s'):.2f}",
+            _spread(side, "first_token_s"),
+            f"{_middle(side, 'loaded_s'):.2f}",
+            len(side["samples"]),
+        ]
+        for side in part["sides"].values()
+    ]
+    return [
+        "## Start",
+        "",
+        f"From the start of the process until the first token of a prompt of {part['prompt_tokens']} tokens is out;"
+        " files and compiled code are cached from a start before.",
+        "",
+        *_table(("", "s to the first token", "lowest to highest", "s to be ready", "rounds"), rows),
+    ]
+
+
+def _jobs(part: Data) -> list[str]:
+    rows = [
+        [side["title"], f"{_middle(side, 'tokens_per_s'):.0f}", _spread(side, "tokens_per_s"), len(side["samples"])]
+        for side in part["sides"].values()
+    ]
+    jobs = part["sides"]["jobs"]
+    return [
+        "## W1 as jobs",
+        "",
+        f"The prompts of W1 as {part['jobs']} Celery jobs, from the first submission until the last outcome has come"
+        " back through Celery, every state in the ledger (SQLite); and the engine alone, in turn.",
+        "",
+        *_table(("", "tokens/s", "lowest to highest", "rounds"), rows),
+        "",
+        f"Submitting took {_middle(jobs, 'submitted_s') * 1e3:.0f} ms of the {_middle(jobs, 'seconds'):.1f} s;"
+        f" a step held {_middle(jobs, 'mean_batch'):.0f} of the jobs on average.",
+    ]
+
+
+def _stall(part: Data) -> list[str]:
+    metrics = ("itl_p50_ms", "itl_p99_ms", "itl_max_ms", "long_first_token_ms")
+    rows = [
+        [
+            "capped" if name.endswith("-capped") else "uncapped",
+            f"{side['settings'].get('prefill_share', 1.0):g}",
+            *(f"{_middle(side, metric):.1f}" for metric in metrics),
+            len(side["samples"]),
+        ]
+        for name, side in part["sides"].items()
+    ]
+    head = ("", "`prefill_share`", "p50 ms", "p99 ms", "longest ms", "long prompt's first token ms", "rounds")
+    return [
+        "## While long prompts arrive",
+        "",
+        f"{part['steady']} requests decode while {part['long_prompts']} prompts of {part['long_prompt_tokens']} tokens"
+        " arrive: the time between two tokens of those that decode.",
+        "",
+        *_table(head, rows),
+    ]
+
+
+def _online(part: Data) -> list[str]:
+    rows = []
+    rates = sorted({sample["rate"] for side in part["sides"].values() for sample in side["samples"]})
+    metrics = ("first_token_p50_ms", "first_token_p99_ms", "itl_p50_ms", "itl_p99_ms", "tokens_per_s")
+    for rate in rates:
+        for side in part["sides"].values():
+            for sample in side["samples"]:
+                if sample["rate"] == rate:
+                    rows.append([f"{rate:g}", side["title"], *(f"{sample[metric]:.1f}" for metric in metrics)])
+    head = ("requests/s", "", "first token p50 ms", "p99", "between tokens p50 ms", "p99", "tokens/s")
+    return [
+        "## Online",
+        "",
+        f"{part['requests']} requests of W1 that arrive at random (Poisson, the same moments for all sides),"
+        f" {part['max_tokens']} new tokens each.",
+        "",
+        *_table(head, rows),
+    ]
+
+
+def _sweep(part: Data) -> list[str]:
+    samples = [sample for side in part["sides"].values() for sample in side["samples"]]
+    rows = [
+        [
+            f"{sample['batch']:.0f}",
+            f"{sample['context']:.0f}",
+            f"{sample['page']:.0f}",
+            f"{sample['ms_per_step']:.2f}",
+            f"{sample['tokens_per_s']:.0f}",
+            f"{sample['share_of_limit']:.0%}",
+        ]
+        for sample in samples
+    ]
+    head = ("requests", "tokens of context", "tokens a page", "ms a step", "tokens/s", "of the limit")
+    return ["## A decode step of Headrace, bf16", "", *_table(head, rows), "", _limits_line(part)]
+
+
+def _naive(part: Data) -> list[str]:
+    whole = part["jobs"] * part["max_tokens"]
+    rows = [
+        [
+            side["title"],
+            f"{_middle(side, 'tokens_per_s'):.1f}",
+            _spread(side, "tokens_per_s"),
+            f"{whole / _middle(side, 'tokens_per_s'):.1f}",
+            len(side["samples"]),
+        ]
+        for side in part["sides"].values()
+    ]
+    return [
+        "## Against the worker that people write today",
+        "",
+        f"{part['jobs']} jobs with prompts of 32 to 256 tokens, {part['max_tokens']} new tokens each, submitted over"
+        " HTTP at once; every round has new prompts. The naive worker (Celery's own pool, `generate` for one job at a"
+        f" time) is slow, so each round gives it {part['naive_jobs']} of the jobs, evenly spaced in length, and its own"
+        " rate says how long all would take.",
+        "",
+        *_table(("", "tokens/s", "lowest to highest", "s for all jobs", "rounds"), rows),
+    ]
+
+
+def _settings(parts: Data) -> list[str]:
+    seen: dict[str, Data] = {}
+    machines: dict[str, str] = {}
+    for part in parts.values():
+        machines |= part.get("machine", {})
+        for name, side in part["sides"].items():
+            seen.setdefault(name, side)
+    rows = [
+        [
+            f"`{name}`",
+            side["measured"][:10],
+            _pairs(side.get("versions", {})),
+            _pairs(side.get("settings", {})),
+        ]
+        for name, side in seen.items()
+    ]
+    return [
+        "## Machine, versions, settings",
+        "",
+        "; ".join(f"{name}: {value}" for name, value in machines.items()) + ".",
+        "",
+        *_table(("side", "measured", "versions", "settings"), rows),
+    ]
+
+
+def _pairs(values: Data) -> str:
+    return ", ".join(f"{name} {Path(value).name if _is_path(value) else value}" for name, value in values.items())
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("/")
+
+
+def _method() -> list[str]:
+    return [
+        "## How",
+        "",
+        "Greedy, the end of text ignored, the same token ids for every side, two threads each. Every side is a process"
+        " of its own that stays loaded and is frozen (SIGSTOP) while another has its turn; in each round every side has"
+        " one turn; before each turn the machine has to be quiet; prefix caches are emptied before each run. Every"
+        " output is checked to have all its tokens. A share of the limit is the time that the products and the reading"
+        " of memory would take at the measured rates, one after the other, over the time taken.",
+        "",
+        "Made by `make bench-peers` and `python bench/engine.py`; every round is in `results.json`.",
+    ]

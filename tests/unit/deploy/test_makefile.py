@@ -20,7 +20,7 @@ def make(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "quick", "check", "bench", "lint-fix", "install"])
+@pytest.mark.parametrize("target", ["demo", "test", "quick", "check", "bench", "bench-peers", "lint-fix", "install"])
 def test_the_target_is_there_and_explained(target: str, tmp_path: Path) -> None:
     done = make("--dry-run", target, f"VENV={tmp_path}/venv")
     assert done.returncode == 0, done.stderr
@@ -57,8 +57,12 @@ def test_the_suites_that_it_names_exist() -> None:
 
 
 def test_what_it_runs_with_python_exists() -> None:
-    for module in re.findall(r"python -m (bench\.\w+)", MAKEFILE):
-        assert (ROOT / (module.replace(".", "/") + ".py")).exists()
+    modules = re.findall(r"python -m (bench\.\w+)", MAKEFILE)
+    assert modules == ["bench.peers"]
+    for module in modules:
+        assert (ROOT / module.replace(".", "/") / "__main__.py").exists()
+    for script in re.findall(r"python (bench/\w+\.py)", MAKEFILE):
+        assert (ROOT / script).exists()
 
 
 def test_ci_runs_the_tests() -> None:

@@ -1,0 +1,77 @@
+"""W1 as Celery jobs through a whole Headrace (broker, durable ledger, worker), against the engine alone."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace import Producer
+
+from bench.context import Bench, add_sample, run
+from bench.instance import batch_size, check_jobs, instance, versions
+from bench.results import Part, Sample, SideResult
+from bench.roster import KV_POOL_BYTES, MAX_SEQ_TOKENS, MAX_SEQS
+from bench.side import Sides
+from bench.workload import Workload
+from cli.bringup import Stack
+
+JOB_TIMEOUT_S = 1800.0
+SETTINGS = {
+    "dtype": "bfloat16",
+    "max_num_seqs": MAX_SEQS,
+    "max_seq_len": MAX_SEQ_TOKENS,
+    "kv_cache_bytes": KV_POOL_BYTES,
+    "enable_prefix_caching": False,
+}
+"""The same for both. Every round has the same prompts, so no prefix may be kept."""
+
+
+def measure(bench: Bench) -> None:
+    """The engine alone and the whole system take turns; the engine is frozen while the jobs run."""
+    spec = bench.roster.headrace("bf16", "-alone", **SETTINGS)
+    part = Part()
+    settings = {"model_path": bench.model.name, "threads": bench.threads, **SETTINGS}
+    with Sides([spec]) as sides, instance(**settings) as stack:
+        part.sides["jobs"] = SideResult(
+            "Celery jobs through the whole of Headrace", {"versions": versions(), "settings": settings}
+        )
+        for number in range(-1, bench.rounds):
+            quiet = bench.quiet()
+            with sides.turn(spec.name) as side:
+                alone = bench.work.w1.max_tokens * len(bench.work.w1.prompts) / run(side, bench.work.w1)["seconds"]
+                if number >= 0:
+                    add_sample(part, side, {"tokens_per_s": alone, "busy": quiet.busy})
+            quiet = bench.quiet()
+            sample = run_jobs(stack, bench.work.w1)
+            if number >= 0:
+                part.sides["jobs"].samples.append(sample | {"busy": quiet.busy})
+            bench.say(
+                f"  jobs: engine alone {alone:8.1f} tokens/s, as jobs {sample['tokens_per_s']:8.1f}"
+                f"{'' if number >= 0 else ' (warm-up)'}"
+            )
+    part.sides["engine"] = part.sides.pop(spec.name)
+    part.facts = bench.facts(jobs=len(bench.work.w1.prompts), max_tokens=bench.work.w1.max_tokens)
+    bench.results.record("jobs", part)
+
+
+def run_jobs(stack: Stack, work: Workload) -> Sample:
+    """From the first submission to Celery until the last outcome has come back through it."""
+    model = stack.settings.model.name
+    with Producer(stack.at.broker_url) as producer, ThreadPoolExecutor(1) as waiter:
+        began_s = time.perf_counter()
+        sent = [
+            producer.submit(
+                prompt, model=model, max_tokens=work.max_tokens, temperature=0, ignore_eos=True, stream=False
+            )
+            for prompt in work.prompts
+        ]
+        submitted_s = time.perf_counter() - began_s
+        jobs = list(waiter.map(lambda job: producer.wait(job, timeout=JOB_TIMEOUT_S), sent))
+        seconds = time.perf_counter() - began_s
+    check_jobs(jobs, work)
+    return {
+        "tokens_per_s": len(jobs) * work.max_tokens / seconds,
+        "seconds": seconds,
+        "submitted_s": submitted_s,
+        "mean_batch": batch_size(jobs),
+    }
