@@ -164,6 +164,10 @@ class LedgerProtocol(Protocol):
         they end when their worker has let go. Ended ones stay as they are. Unknown ids are left out."""
         ...
 
+    def revoke(self, job_ids: Sequence[str]) -> None:
+        """Remember these ids, if no job has them, for a day: the raw message that brings one ends as `cancelled`."""
+        ...
+
     def retry(self, job_id: str) -> Job:
         """An ended job that did not succeed is `queued` again, its attempts at 0 and its `ttl_s` begun anew.
 

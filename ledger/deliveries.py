@@ -9,13 +9,13 @@ from typing import Any
 
 from headrace.contract import JobRequest, Reason
 from pydantic import ValidationError
-from sqlalchemy import Row, select
+from sqlalchemy import Row, delete, select
 from sqlalchemy.engine import Connection
 
 from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Lease, Verdict
 from ledger.door import new_row, with_seed
-from ledger.models import MAX_ID_CHARS, JobRow
+from ledger.models import MAX_ID_CHARS, JobRow, RevocationRow
 from ledger.rows import end, insert_jobs, lock_jobs
 from ledger.states import CANCELLED, EXPIRED, FAILED, LIVE, RUNNING, move
 
@@ -135,6 +135,9 @@ def _write_raw(connection: Connection, claims: Mapping[str, Claim]) -> None:
         i: new_row(i, asked, with_seed(asked), now - timedelta(seconds=claims[i].age_s))
         for i, asked in requests.items()
     }
+    heard = delete(RevocationRow).where(RevocationRow.job_id.in_(list(new))).returning(RevocationRow.job_id)
+    for job_id in connection.execute(heard).scalars():
+        new[job_id]["cancel_requested"] = True
     written = insert_jobs(connection, list(new.values()))
     for job_id in sorted(new.keys() - written - _existing(connection, new)):
         asked = requests[job_id]

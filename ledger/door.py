@@ -9,14 +9,17 @@ from typing import Any
 
 from headrace.contract import Job, JobPage, JobRequest, JobStatus, Reason
 from sqlalchemy import delete, func, literal, select, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from ledger.clock import UtcTime, db_now
 from ledger.contract import IdempotencyConflict, IllegalTransition, JobFilter, Submission, Topic
-from ledger.models import JobRow, OutboxRow, ResultRow
+from ledger.models import JobRow, OutboxRow, ResultRow, RevocationRow
 from ledger.rows import dispatch, end, insert_jobs, lock_jobs, select_jobs, to_job
 from ledger.states import CANCELLED, QUEUED, RETRYABLE, RUNNING, move
 
+REMEMBERED_S = 86_400.0
+"""How long a revoke waits for its job."""
 ENDED_CHUNK = 1000
 """Ids in one statement."""
 
@@ -142,6 +145,15 @@ def request_cancel(connection: Connection, job_ids: Sequence[str]) -> dict[str, 
         dispatch(connection, Topic.REVOKE, told)
     jobs = connection.execute(select_jobs().where(JobRow.id.in_(list(rows))))
     return {row.id: to_job(row) for row in jobs}
+
+
+def revoke(connection: Connection, job_ids: Sequence[str]) -> None:
+    known = set(connection.execute(select(JobRow.id).where(JobRow.id.in_(job_ids))).scalars())
+    insert_into = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    remembered = insert_into(RevocationRow).values(asked_at=db_now()).on_conflict_do_nothing()
+    if unknown := sorted(set(job_ids) - known):
+        connection.execute(remembered, [{"job_id": job_id} for job_id in unknown])
+    connection.execute(delete(RevocationRow).where(RevocationRow.asked_at < db_now(-REMEMBERED_S)))
 
 
 def retry(connection: Connection, job_id: str) -> Job:

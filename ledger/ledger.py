@@ -56,6 +56,10 @@ class Ledger(LedgerProtocol):
             jobs |= self._database.write(partial(door.request_cancel, job_ids=some))
         return jobs
 
+    def revoke(self, job_ids: Sequence[str]) -> None:
+        for some in _portions(job_ids):
+            self._database.write(partial(door.revoke, job_ids=some))
+
     def retry(self, job_id: str) -> Job:
         return self._database.write(lambda c: door.retry(c, job_id))
 

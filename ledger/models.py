@@ -177,6 +177,15 @@ class OutboxRow(Base):
     """Not to be sent before this; a relay that takes a row moves it ahead, so that no other relay sends it too."""
 
 
+class RevocationRow(Base):
+    """A revoke of a job that has no row: if its raw message still comes, it ends as cancelled."""
+
+    __tablename__ = "revocations"
+
+    job_id: Mapped[str] = mapped_column(PlainString(MAX_ID_CHARS), primary_key=True)
+    asked_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
+
+
 class ModelRow(Base):
     """A model that some worker serves, and what the door needs to speak for it."""
 

@@ -284,6 +284,9 @@ class Writer(threading.Thread):
         wanted = []
         for job_id in cancellation.job_ids:
             job = self._ledger.get(job_id)
+            if job is None:
+                self._ledger.revoke([job_id])
+                job = self._ledger.get(job_id)
             if job is None or job.status.terminal:
                 continue
             if job.status is JobStatus.QUEUED or (cancellation.running and not job.cancel_requested):

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable
 
 import pytest
+import sqlalchemy as sa
 from celery.exceptions import TaskRevokedError
 from headrace.contract import Job, JobStatus, Reason, new_job_id
 from headrace.errors import JobFailed
 from headrace.wire import TASK_GENERATE
 
 from ledger.contract import Dispatch, Topic
+from ledger.database import make_engine
+from ledger.models import RevocationRow
 from ledger.transport import CeleryTransport
 from tests.workers import WorkerProcess, Workplace, eventually
 
@@ -94,6 +97,30 @@ def test_a_revoke_of_a_queued_job_outlives_the_worker(
     eventually(lambda: workplace.unacked() + workplace.queued_messages() == 0, 5, "no message is left")
     assert workplace.pool_info(worker)["engine"]["generation_tokens"] < LONG
     workplace.ledger.check()
+
+
+def test_a_revoke_of_a_raw_job_that_still_waits_outlives_every_worker(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    worker = start_worker(MODEL__MAX_NUM_SEQS=1)
+    running = workplace.send(max_tokens=LONG)
+    workplace.running(running.id)
+    waits = workplace.send()
+    workplace.app.control.revoke(waits.id, terminate=True, reply=True, timeout=2)
+    eventually(lambda: knows_revocation(workplace, waits.id), 5, "the ledger remembers it")
+    worker.kill()
+    workplace.redis.delete("unacked", "unacked_index")
+    start_worker("w2", step_s=0)
+    assert workplace.ended(waits.id, within_s=15).status is JobStatus.CANCELLED
+    assert workplace.job(waits.id).attempt == 0
+
+
+def knows_revocation(workplace: Workplace, job_id: str) -> bool:
+    engine = make_engine(workplace.database_url)
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(RevocationRow).where(RevocationRow.job_id == job_id)).first()
+    engine.dispose()
+    return found is not None
 
 
 def test_a_plain_revoke_lets_a_running_job_finish(

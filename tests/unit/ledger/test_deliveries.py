@@ -123,6 +123,20 @@ def test_a_raw_message_gets_its_row_at_the_claim(ledger: Ledger, desk: Any) -> N
     assert ledger.claim([Claim("raw-1", RAW)], "w2", 30)[0].verdict is Verdict.DUPLICATE
 
 
+def test_a_raw_message_that_was_revoked_before_it_came_ends_as_cancelled(ledger: Ledger, sql: Any) -> None:
+    ledger.revoke(["raw-1", "raw-2"])
+    ledger.revoke(["raw-1"])
+    claims = [Claim("raw-1", RAW), Claim("raw-3", RAW)]
+    assert [one.verdict for one in ledger.claim(claims, "w1", 30)] == [Verdict.CANCELLED, Verdict.RUN]
+    job = ledger.get("raw-1")
+    assert (job.status, job.attempt, job.error.code) == (JobStatus.CANCELLED, 0, Reason.CANCELLED)
+    assert ledger.retry("raw-1").status is JobStatus.QUEUED
+    assert ledger.claim([Claim("raw-1")], "w1", 30)[0].verdict is Verdict.RUN
+    sql("UPDATE revocations SET asked_at = '2020-01-01 00:00:00.000000'")
+    ledger.revoke(["raw-3"])
+    assert sql("SELECT * FROM revocations") == [], "known jobs are not remembered, and nothing for ever"
+
+
 def test_a_raw_message_taken_over_keeps_the_row_of_its_first_claim(ledger: Ledger, desk: Any) -> None:
     first = ledger.claim([Claim("raw-1", RAW)], "w1", 30)[0]
     desk.lapse("raw-1")
