@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cpu.buffers import pointer
 from kernels.cpu.library import Library
-
-
-def pointer(array: NDArray[Any]) -> ctypes.c_void_p:
-    """The address of a C-contiguous array's first element."""
-    if not array.flags.c_contiguous:
-        raise ValueError(f"the array of shape {array.shape} is not C-contiguous")
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _convert(library: Library, operation: str, numbers: NDArray[Any], expected: type, result: type) -> NDArray[Any]:

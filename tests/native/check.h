@@ -16,3 +16,4 @@
 void test_team();
 void test_convert();
 void test_layers();
+void test_linear();

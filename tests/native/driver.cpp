@@ -5,5 +5,6 @@ int main() {
     test_team();
     test_convert();
     test_layers();
+    test_linear();
     std::puts("the CPU library is clean");
 }

@@ -1,7 +1,10 @@
 #include "abi.h"
 
+using headrace::LinearJob;
 using headrace::Ops;
+using headrace::Row;
 using headrace::Team;
+using headrace::Weights;
 
 const Ops* headrace_ops(const char* name) {
 #if defined(__x86_64__)
@@ -38,3 +41,31 @@ void headrace_f16_to_float(const Ops* ops, const uint16_t* from, float* to, int6
 void headrace_exponential(const Ops* ops, const float* from, float* to, int64_t count) {
     ops->exponential(from, to, count);
 }
+
+void headrace_quantize(const Ops* ops, const float* from, int64_t rows, int64_t count, int group, int8_t* to,
+                       float* scales, int32_t* offsets) {
+    const int64_t groups = (count + group - 1) / group;
+    for (int64_t row = 0; row < rows; row++)
+        ops->quantize_row(from + row * count, count, group, to + row * groups * group, scales + row * groups,
+                          offsets + row * groups);
+}
+void headrace_quantize_bf16(const Ops* ops, const uint16_t* from, int64_t rows, int64_t count, int group, int8_t* to,
+                            float* scales, int32_t* offsets) {
+    const int64_t groups = (count + group - 1) / group;
+    for (int64_t row = 0; row < rows; row++)
+        ops->quantize_row_bf16(from + row * count, count, group, to + row * groups * group, scales + row * groups,
+                               offsets + row * groups);
+}
+
+void headrace_linear(const Ops* ops, Team* team, const LinearJob* job) { ops->linear_job(*team, *job); }
+
+int64_t headrace_packed_bytes(const Weights* weights) { return weights->total_bytes(); }
+void headrace_struct_bytes(int64_t* weights, int64_t* row, int64_t* linear_job) {
+    *weights = sizeof(Weights);
+    *row = sizeof(Row);
+    *linear_job = sizeof(LinearJob);
+}
+void headrace_pack(Team* team, const Weights* to, const Row* rows, uint8_t* bytes) {
+    headrace::pack(*team, *to, rows, bytes);
+}
+void headrace_unpack_row(const Weights* weights, int64_t output, float* to) { headrace::unpack_row(*weights, output, to); }

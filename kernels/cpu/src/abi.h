@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops.h"
-#include "team.h"
+#include "pack.h"
 
 #define HEADRACE_API extern "C" __attribute__((visibility("default")))
 
@@ -17,3 +17,18 @@ HEADRACE_API void headrace_bf16_to_float(const headrace::Ops* ops, const uint16_
 HEADRACE_API void headrace_float_to_f16(const headrace::Ops* ops, const float* from, uint16_t* to, int64_t count);
 HEADRACE_API void headrace_f16_to_float(const headrace::Ops* ops, const uint16_t* from, float* to, int64_t count);
 HEADRACE_API void headrace_exponential(const headrace::Ops* ops, const float* from, float* to, int64_t count);
+
+// Activations as int8 with groups: see quantize.h. [rows][count] in, [rows][padded to whole groups] out.
+HEADRACE_API void headrace_quantize(const headrace::Ops* ops, const float* from, int64_t rows, int64_t count, int group,
+                                    int8_t* to, float* scales, int32_t* offsets);
+HEADRACE_API void headrace_quantize_bf16(const headrace::Ops* ops, const uint16_t* from, int64_t rows, int64_t count,
+                                         int group, int8_t* to, float* scales, int32_t* offsets);
+
+HEADRACE_API void headrace_linear(const headrace::Ops* ops, headrace::Team* team, const headrace::LinearJob* job);
+
+// How many bytes `weights` takes, and whether the two sides agree on the sizes of what they exchange.
+HEADRACE_API int64_t headrace_packed_bytes(const headrace::Weights* weights);
+HEADRACE_API void headrace_struct_bytes(int64_t* weights, int64_t* row, int64_t* linear_job);
+HEADRACE_API void headrace_pack(headrace::Team* team, const headrace::Weights* to, const headrace::Row* rows,
+                                uint8_t* bytes);
+HEADRACE_API void headrace_unpack_row(const headrace::Weights* weights, int64_t output, float* to);

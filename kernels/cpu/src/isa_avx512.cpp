@@ -1,6 +1,5 @@
 #if defined(__x86_64__)
 #include "ops.h"
-#include "team.h"
 
 #define HEADRACE_ISA avx512
 #define HEADRACE_ISA_NAME "avx512"

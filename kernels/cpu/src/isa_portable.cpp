@@ -1,5 +1,4 @@
 #include "ops.h"
-#include "team.h"
 
 #define HEADRACE_ISA portable
 #define HEADRACE_ISA_NAME "portable"

@@ -1,12 +1,16 @@
 // The operations of one instruction set, as a table: everything above it calls through this.
+//
+// The isa_*.cpp include this before they switch their instructions on, and with it every header whose inline functions
+// are shared by the whole library: see base.h.
 #pragma once
 
 #include "attention_plan.h"
 #include "base.h"
+#include "half.h"
+#include "linear_job.h"
+#include "team.h"
 
 namespace headrace {
-
-class Team;
 
 struct Ops {
     const char* name;
@@ -23,6 +27,9 @@ struct Ops {
                             int64_t end);
     void (*attend)(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,
                    Team& team, int worker);
+    void (*quantize_row)(const float* from, int64_t count, int group, int8_t* to, float* scales, int32_t* offsets);
+    void (*quantize_row_bf16)(const uint16_t* from, int64_t count, int group, int8_t* to, float* scales, int32_t* offsets);
+    void (*linear_job)(Team& team, const LinearJob& job);
 };
 
 #if defined(__x86_64__)

@@ -1,6 +1,8 @@
 // The vector layer for any machine: 4 lanes of the compiler's own vectors. The other simd_*.h have the same names.
 #pragma once
 
+#include "half.h"
+
 namespace headrace::HEADRACE_ISA {
 
 constexpr int W = 4;
@@ -8,13 +10,6 @@ typedef float F __attribute__((vector_size(16)));         // W floats
 typedef int32_t I __attribute__((vector_size(16)));       // W 32-bit integers
 typedef uint32_t Pairs __attribute__((vector_size(16)));  // W lanes of two bf16 beside each other
 typedef uint32_t Bytes __attribute__((vector_size(16)));  // W lanes of four 8-bit integers
-
-template <class To, class From> HEADRACE_INLINE To same_bits(From a) {
-    static_assert(sizeof(To) == sizeof(From));
-    To b;
-    std::memcpy(&b, &a, sizeof b);
-    return b;
-}
 
 HEADRACE_INLINE F set1(float x) { return F{x, x, x, x}; }
 HEADRACE_INLINE F zero() { return set1(0.0f); }
@@ -54,28 +49,6 @@ HEADRACE_INLINE F scale_by_power(F p, F n) {
 
 HEADRACE_INLINE float reduce_add(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 HEADRACE_INLINE float reduce_max(F a) { return std::max(std::max(a[0], a[2]), std::max(a[1], a[3])); }
-
-HEADRACE_INLINE float widen_bf16(uint16_t a) { return same_bits<float>(uint32_t(a) << 16); }
-// Round to nearest even; a NaN stays one.
-HEADRACE_INLINE uint16_t narrow_bf16(float a) {
-    uint32_t bits = same_bits<uint32_t>(a);
-    if (a != a) return 0x7fc0;
-    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-// Half precision through integers: 2^112 moves its exponent to where a float has it, denormals included.
-HEADRACE_INLINE float widen_f16(uint16_t a) {
-    uint32_t sign = uint32_t(a & 0x8000) << 16, magnitude = uint32_t(a & 0x7fff) << 13;
-    if (magnitude >= 0x0f800000u) return same_bits<float>(sign | 0x70000000u | magnitude);
-    return same_bits<float>(sign | same_bits<uint32_t>(same_bits<float>(magnitude) * 0x1p112f));
-}
-HEADRACE_INLINE uint16_t narrow_f16(float a) {
-    uint32_t sign = (same_bits<uint32_t>(a) >> 16) & 0x8000, magnitude = same_bits<uint32_t>(a) & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00);
-    if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00); // rounds to 65536 or more
-    if (magnitude < 0x38800000u)                                 // a denormal: the adder rounds it in steps of 2^-24
-        return uint16_t(sign | (same_bits<uint32_t>(same_bits<float>(magnitude) + 0.5f) - 0x3f000000u));
-    return uint16_t(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
-}
 
 HEADRACE_INLINE F load_bf16_n(const uint16_t* p, int n) {
     F a = zero();

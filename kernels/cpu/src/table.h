@@ -7,6 +7,8 @@
 #include "embed.h"
 #include "norm.h"
 #include "rotary.h"
+#include "linear_call.h"
+#include "quantize.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -23,6 +25,9 @@ extern const Ops ops = {
     silu_and_mul,
     rotary_kv_write,
     attend,
+    quantize_row,
+    quantize_row_bf16,
+    linear_job,
 };
 
 } // namespace headrace::HEADRACE_ISA
