@@ -14,7 +14,7 @@ from engine.counters import Counters
 from engine.deadlines import Deadlines
 from engine.executor import Executed, Executor, Failed, OutOfMemory
 from engine.generation import Generation
-from engine.memory import Buddy, Extents, PagePool
+from engine.memory import Buddy, Extents, PagePool, root_hash
 from engine.request import (
     EngineRequest,
     FinishReason,
@@ -115,11 +115,17 @@ class Engine:
             priority=request.priority,
             tenant=request.tenant,
             deadline_s=request.deadline_s,
+            root=self._root(request.namespace) if self._config.enable_prefix_caching else None,
             sampling=RowSampling.of(params),
             end_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
             ends_from=len(tokens) + params.min_tokens,
         )
+        if sequence.root is not None:
+            sequence.page_hashes(self._config.page_size)  # here rather than between two steps
         return Generation(request, sequence, self._tokenizer, arrived_s)
+
+    def _root(self, namespace: str) -> bytes:
+        return root_hash(f"{self._model.info.revision}/{namespace}")
 
     def enter(self, generation: Generation) -> None:
         """Take a prepared request."""

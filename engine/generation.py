@@ -79,6 +79,7 @@ class Generation:
                 first_token_s=self._first_token_s,
                 last_token_s=self._last_token_s,
                 finished_s=now_s,
+                cached_tokens=sequence.cached_tokens,
                 preemptions=sequence.preemptions,
                 mean_batch_size=self._batch_size_sum / self._steps if self._steps else None,
                 max_batch_size=self._batch_size_max or None,

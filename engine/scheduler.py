@@ -7,6 +7,7 @@ numbers left. No torch here.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
@@ -14,8 +15,9 @@ from typing import NamedTuple
 
 from engine.config import EngineConfig
 from engine.fairness import FairShare
-from engine.memory import PagePool
+from engine.memory import Page, PagePool
 from engine.sequence import TokenSequence
+from engine.sharing import PrefixSharing
 from engine.token_budget import TokenBudget, share
 from engine.waiting import WaitingQueue
 
@@ -60,6 +62,7 @@ class Scheduler:
         self.running: list[TokenSequence] = []
         self.shares = FairShare(config.tenant_weights)
         self.waiting = WaitingQueue(self.shares, config.aging_s)
+        self.sharing = PrefixSharing(pool)
         self._window_s = config.batch_window_ms / 1000
 
     def fits(self, sequence: TokenSequence) -> bool:
@@ -106,6 +109,7 @@ class Scheduler:
         """Note that the KV of a chunk's tokens is written."""
         sequence = chunk.sequence
         sequence.computed = chunk.end
+        self.sharing.publish(sequence)
         if chunk.samples:
             self.shares.charge(sequence.tenant, 1)
 
@@ -127,12 +131,20 @@ class Scheduler:
         budget = self.budget.prompts(decoding)
         for sequence in self.running:
             budget -= min(sequence.remaining, share(budget)) if sequence.remaining > 1 else 0
+        passed = 0
         for sequence in self.waiting.in_order(now_s):
-            full = len(self.running) >= self.max_num_seqs
-            if full or budget < least or self.pool.available < self._pages_wanted(sequence) + len(self.running):
+            if len(self.running) >= self.max_num_seqs or budget < least or passed > self.max_num_seqs:
                 return
-            self._begin(sequence, now_s, admitted)
-            budget -= min(sequence.remaining, share(budget))
+            matched = self.sharing.match(sequence)
+            if self.sharing.comes(sequence, len(matched), self.waiting.level(sequence, now_s)):
+                self.pool.release(matched)
+                passed += 1
+            elif self.pool.available >= self._pages_wanted(sequence) - len(matched) + len(self.running):
+                self._begin(sequence, matched, now_s, admitted)
+                budget -= min(sequence.remaining, share(budget))
+            else:
+                self.pool.release(matched)
+                return
 
     def _admit_urgent(self, now_s: float, admitted: list[TokenSequence], preempted: list[TokenSequence]) -> None:
         """Admit requests in the place of running ones of a lower class, the most urgent first."""
@@ -141,35 +153,42 @@ class Scheduler:
             if urgent is None or urgent >= self.running[-1].level:
                 return
             sequence = next(self.waiting.in_order(now_s, urgent))
-            victims = self._victims(sequence)
+            matched = self.sharing.match(sequence)
+            victims = self._victims(sequence, self._pages_wanted(sequence) - len(matched))
             if victims is None or not self._gets_a_share(sequence):
+                self.pool.release(matched)
                 return
             for victim in victims:
                 self._preempt(victim, now_s, preempted)
-            self._begin(sequence, now_s, admitted)
+            self._begin(sequence, matched, now_s, admitted)
 
-    def _victims(self, sequence: TokenSequence) -> list[TokenSequence] | None:
-        """Who has to be preempted so that the sequence can be admitted; None if even that is not enough.
+    def _victims(self, sequence: TokenSequence, pages: int) -> list[TokenSequence] | None:
+        """Who has to be preempted so that the sequence gets so many pages; None if even that is not enough.
 
         Only requests of a class below its priority make way: what it gained by waiting takes nobody's place.
         """
-        wanted = self._pages_wanted(sequence)
         free = self.pool.available
         staying = len(self.running)
         victims: list[TokenSequence] = []
-        while not ((victims or staying < self.max_num_seqs) and free >= wanted + staying):
+        given: Counter[Page] = Counter()
+        while not ((victims or staying < self.max_num_seqs) and free >= pages + staying):
             if not staying or self.running[staying - 1].level <= sequence.priority:
                 return None
             staying -= 1
             victims.append(self.running[staying])
-            free += len(self.running[staying].pages)
+            given.update(self.running[staying].pages)
+            free = self.pool.available + sum(page.refs == holders for page, holders in given.items())
         return victims
 
-    def _begin(self, sequence: TokenSequence, now_s: float, admitted: list[TokenSequence]) -> None:
+    def _begin(self, sequence: TokenSequence, matched: list[Page], now_s: float, admitted: list[TokenSequence]) -> None:
+        """Let a waiting sequence run, with the pages that were found for it."""
         sequence.level = self.waiting.level(sequence, now_s)
         self.waiting.remove(sequence)
-        sequence.pages = self.pool.allocate(self._pages_wanted(sequence))
+        sequence.pages = matched + self.pool.allocate(self._pages_wanted(sequence) - len(matched))
+        sequence.computed = len(matched) * self.pool.page_size
+        self.sharing.begin(sequence, len(matched))
         if not sequence.preemptions:
+            sequence.cached_tokens = sequence.computed
             self.shares.begin(sequence.tenant, sequence.remaining)
         insort(self.running, sequence, key=attrgetter("rank"))
         admitted.append(sequence)
@@ -239,6 +258,7 @@ class Scheduler:
         preempted.append(sequence)
 
     def _release(self, sequence: TokenSequence) -> None:
+        self.sharing.end(sequence)
         self.pool.release(sequence.pages)
         sequence.pages = []
         sequence.computed = 0
@@ -247,6 +267,7 @@ class Scheduler:
         """Raise AssertionError if queues, pages and counts don't agree."""
         self.pool.check(page for sequence in self.running for page in sequence.pages)
         self.waiting.check()
+        self.sharing.check(self.running)
         ranks = [sequence.rank for sequence in self.running]
         assert ranks == sorted(set(ranks)), "running requests are out of order"
         for sequence in self.running:

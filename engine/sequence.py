@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.memory import Page
+from engine.memory import Page, page_hash
 from engine.request import SamplingParams
 
 GREEDY_BELOW = 1e-5
@@ -67,6 +67,14 @@ class TokenSequence:
     """Tokens whose KV is written."""
     pages: list[Page] = field(default_factory=list)
     preemptions: int = 0
+    root: bytes | None = None
+    """Parent of its first page's hash: its pages are shared with sequences of the same one; None shares nothing."""
+    hashes: list[bytes] = field(default_factory=list)
+    """Of its full pages, as far as they were asked for."""
+    shared_pages: int = 0
+    """Of its pages, from the first, those that others may find."""
+    cached_tokens: int = 0
+    """Tokens that it found computed when it was first admitted."""
 
     def __post_init__(self) -> None:
         self.level = self.priority
@@ -85,6 +93,14 @@ class TokenSequence:
     def remaining(self) -> int:
         """Tokens that are known and not computed: 1 when decoding."""
         return len(self.tokens) - self.computed
+
+    def page_hashes(self, page_size: int) -> list[bytes]:
+        """The chained hashes of all full pages of its known tokens; `root` must be set."""
+        assert self.root is not None
+        for index in range(len(self.hashes), len(self.tokens) // page_size):
+            parent = self.hashes[-1] if self.hashes else self.root
+            self.hashes.append(page_hash(parent, self.tokens[index * page_size : (index + 1) * page_size]))
+        return self.hashes
 
     @property
     def banned(self) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class TestOutputs:
     @pytest.mark.parametrize(("pages", "least", "most"), [(1000, 0, 0), (36, 1, 1), (10, 5, 10_000)])
     def test_are_equal_with_none_one_and_many_preemptions(self, pages: int, least: int, most: int) -> None:
         """https://github.com/vllm-project/vllm/issues/16832"""
-        bench = make_bench(pages=pages)
+        bench = make_bench(pages=pages, enable_prefix_caching=False)
         for number in range(6):
             bench.add(str(number), "prompt", max_tokens=20 + number)
         outputs = bench.run()
@@ -569,15 +569,15 @@ class TestMetrics:
     def test_stats_count_what_happened(self) -> None:
         bench = make_bench(max_num_seqs=2)
         for number in range(3):
-            bench.add(str(number), "prompt", max_tokens=4)
+            bench.add(str(number), f"prompt{number}"[::-1], max_tokens=4)
         stats = bench.engine.stats()
         assert (stats.running, stats.waiting, stats.max_num_seqs, stats.pages_total) == (0, 3, 2, 1000)
         bench.step()
         stats = bench.engine.stats()
-        assert (stats.running, stats.waiting, stats.steps, stats.prompt_tokens) == (2, 1, 1, 12)
+        assert (stats.running, stats.waiting, stats.steps, stats.prompt_tokens) == (2, 1, 1, 14)
         bench.run()
         stats = bench.engine.stats()
-        assert (stats.prompt_tokens, stats.generation_tokens, stats.max_batch_size) == (18, 12, 2)
+        assert (stats.prompt_tokens, stats.generation_tokens, stats.max_batch_size) == (21, 12, 2)
         assert stats.requests_finished == {"length": 3}
 
     def test_the_admission_cap_can_be_changed(self) -> None:
