@@ -27,6 +27,8 @@ from ledger.transport import CeleryTransport
 from settings import Settings
 
 BROKER_CONNECTIONS = 64
+SILENCE_S = 3.0
+"""A broker that takes longer for an answer is away."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,6 +80,7 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
         settings.broker_url,
         decode_responses=True,
         socket_connect_timeout=2.0,
+        socket_timeout=SILENCE_S,
         max_connections=BROKER_CONNECTIONS,
         timeout=5,
     )

@@ -19,6 +19,8 @@ from api.door import Door
 from api.streams import ENTRIES, by_stream
 from ledger.contract import LedgerUnavailable
 
+SPEAK_S = KEEPALIVE_S - 5.0
+"""A reader that has had nothing for this long is told that it is still served; a silent broker may delay that."""
 TICK_S = 1.0
 """How often an idle reader looks whether it should stop or say that it is there."""
 _STREAM_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
@@ -74,7 +76,7 @@ class Follower:
                     if entries is None and not self._job.status.terminal:
                         yield self._state(None)
                     continue
-                if time.monotonic() - spoken_s >= KEEPALIVE_S:
+                if time.monotonic() - spoken_s >= SPEAK_S:
                     yield b": still here\n\n"
                     spoken_s = time.monotonic()
                 woken = await _within(TICK_S, news)

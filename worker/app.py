@@ -19,6 +19,8 @@ from kombu.entity import Queue
 from settings import Settings, get_settings
 
 POOL = "worker.pool:EnginePool"
+SILENCE_S = 3.0
+"""A broker that takes longer for an answer is away: the hub waits for it once, and for no longer than this."""
 
 
 class JobTask(Task):  # type: ignore[misc]  # Celery has no types
@@ -47,6 +49,11 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_queues": [Queue(queue)],  # type: ignore[no-untyped-call]
         "task_create_missing_queues": True,
         "control_queue_expires": 60.0,
+        "broker_transport_options": {
+            **celery_config(settings.broker_url)["broker_transport_options"],
+            "socket_timeout": SILENCE_S,
+            "socket_connect_timeout": SILENCE_S,
+        },
         # Results are written by the telemetry thread, which has patience of its own.
         "result_backend_transport_options": {"retry_policy": {"max_retries": 0}},
     }

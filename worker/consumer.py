@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,14 +15,18 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 from headrace.contract import JobStatus, Reason, utc_now
 
+from worker.broker_probe import BrokerProbe
 from worker.envelope import BrokenEnvelope
 from worker.failures import JobFailed
 from worker.intake import RAW_LIMIT_CHARS, rejected_id
+from worker.lease import JobChannel
 from worker.orders import Rejection
 
 log = get_logger(__name__)
 
 RECONNECT_MAX_S = 3.0
+PUMP_S = 0.05
+"""How often the hub's timers are looked at while the broker is away."""
 
 
 class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
@@ -87,10 +92,14 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
                 self.event_dispatcher.send("task-failed", uuid=task_id, exception=repr(failure))
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Connect, and until it succeeds let the pool's jobs come to their ends."""
+        """Connect once the broker answers, and until then let the pool's jobs come to their ends."""
+        with BrokerProbe(self.app.conf.broker_url) as probe:
+            while not probe.answered.is_set():
+                self._meanwhile()
+        JobChannel.silent = False
 
         def on_error(exc: Exception, interval_s: float) -> None:
-            log.error("the broker can't be reached: %s; trying again in %g s", exc, interval_s)
+            log.error("the broker can't be used: %s; trying again in %g s", exc, interval_s)
 
         conn.ensure_connection(
             on_error,
@@ -104,11 +113,14 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         return conn
 
     def _meanwhile(self) -> None:
+        """Do for a moment what the hub would: end jobs, and stop those whose time is up."""
         maybe_shutdown()
         if self.hub is None or self.pool is None:
+            time.sleep(PUMP_S)
             return
         before = loops._timer_entries(self.hub.timer)
-        self.pool.pump()
+        self.pool.pump(PUMP_S)
+        self.pool.turn_hub()
         if self.timer_entries_before_start is not None:
             # These are time limits and deadlines of jobs; Celery would cancel them with the connection's own.
             self.timer_entries_before_start |= loops._timer_entries(self.hub.timer) - before

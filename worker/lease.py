@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import redis
 from celery import bootsteps
 from celery.utils.log import get_logger
 from headrace.contract import utc_now
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from worker.pool import EnginePool
 
 log = get_logger(__name__)
+
+LISTEN_EVERY_S = 0.5
 
 
 class LeasedQoS(transport.QoS):
@@ -68,10 +73,23 @@ class LeasedQoS(transport.QoS):
 
 
 class JobChannel(transport.Channel):
-    """A channel whose reader outlives what isn't even a message."""
+    """A channel whose reader outlives what isn't even a message, and which waits for a silent broker only once."""
 
     QoS = LeasedQoS
     Message = JobMessage
+    silent: ClassVar[bool] = False
+    """Whether the broker has let a command go unanswered. Until it answers again, nothing on the hub asks it."""
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        if JobChannel.silent:
+            raise redis.ConnectionError("the broker doesn't answer")
+        try:
+            with super().conn_or_acquire(client) as found:  # type: ignore[no-untyped-call]
+                yield found
+        except redis.TimeoutError:
+            JobChannel.silent = True
+            raise
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
@@ -96,6 +114,12 @@ class JobChannel(transport.Channel):
                 client.rpush(key, message)
 
 
+def require_answers() -> None:
+    """Have the consumer give its connection up, if the broker has fallen silent on any channel."""
+    if JobChannel.silent:
+        raise redis.ConnectionError("the broker doesn't answer")
+
+
 class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Stamps the messages that are held, and shows that this worker consumes."""
 
@@ -105,48 +129,50 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         super().__init__(c, **options)
         LeasedQoS.pool = c.pool
         transport.Transport.Channel = JobChannel
-        self._timer: Any = None
+        self._timers: list[Any] = []
 
     def start(self, c: Any) -> None:
         c.task_consumer.channel.qos.adopt(c.pool)
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
         period_s = min(c.pool.services.lease_s / 3, VISIBILITY_TIMEOUT_S / 4, WORKER_KEY_TTL_S / 5)
-        self._timer = hub.call_repeatedly(period_s, self.stamp, c)
+        self._timers = [
+            hub.call_repeatedly(period_s, self.stamp, c),
+            hub.call_repeatedly(LISTEN_EVERY_S, require_answers),
+        ]
         self.stamp(c)
 
     def stamp(self, c: Any) -> None:
-        """Renew the stamps of all held messages, and repeat what was acknowledged since the last time."""
+        """Renew the stamps of all held messages, and repeat what was acknowledged since the last time.
+
+        An error of the connection is the end of it: the consumer makes a new one.
+        """
         channel = c.task_consumer and c.task_consumer.channel
         if not channel or channel.closed:
             return
         pool: EnginePool = c.pool
         settled = list(pool.settled)
         tags = (set(channel.qos._delivered) | LeasedQoS.held()) - set(settled)
-        try:
-            with channel.conn_or_acquire() as client, client.pipeline(transaction=True) as pipe:
-                if tags:
-                    now = time.time()
-                    # XX: a message that somebody has acknowledged must not come back.
-                    pipe.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
-                if settled:
-                    pipe.zrem(channel.unacked_index_key, *settled)
-                    pipe.hdel(channel.unacked_key, *settled)
-                if not pool.leaving:
-                    seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat()})
-                    pipe.set(worker_key(c.hostname), seen, ex=WORKER_KEY_TTL_S)
-                pipe.execute()
-        except channel.connection_errors as exc:
-            log.warning("messages could not be stamped: %r", exc)
-            return
+        with channel.conn_or_acquire() as client, client.pipeline(transaction=True) as pipe:
+            if tags:
+                now = time.time()
+                # XX: a message that somebody has acknowledged must not come back.
+                pipe.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
+            if settled:
+                pipe.zrem(channel.unacked_index_key, *settled)
+                pipe.hdel(channel.unacked_key, *settled)
+            if not pool.leaving:
+                seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat()})
+                pipe.set(worker_key(c.hostname), seen, ex=WORKER_KEY_TTL_S)
+            pipe.execute()
         del pool.settled[: len(settled)]
 
     def stop(self, c: Any) -> None:
         """Leaving, or the connection broke: nobody is to think that this worker consumes."""
         channel = c.task_consumer and c.task_consumer.channel
-        if channel and not channel.closed:
+        if channel and not channel.closed and not JobChannel.silent:
             try:
                 with channel.conn_or_acquire() as client:
                     client.delete(worker_key(c.hostname))

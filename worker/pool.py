@@ -280,6 +280,8 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         give_up_s: float | None = None
         while self.slots:
             now = time.monotonic()
+            if give_up_s is None and all(slot.recorded for slot in self.slots.values()):
+                give_up_s = now + IMPATIENCE_S
             leaving = state.should_terminate is not None or not self.services.engine.healthy
             if give_up_s is None and (leaving or now >= (self._drain_until_s or 0.0)):
                 give_up_s = now + (PATIENCE_S if self.services.writer.available() else IMPATIENCE_S)
@@ -287,17 +289,23 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
                 for slot in list(self.slots.values()):
                     self.stop_job(slot, Cause.HAND_BACK, "the worker is leaving")
             if give_up_s is not None and now >= give_up_s:
-                log.error("left %d jobs to their leases", len(self.slots))
+                recorded = sum(slot.recorded for slot in self.slots.values())
+                log.error(
+                    "left %d jobs to their leases, and %d to be told by the ledger alone",
+                    len(self.slots) - recorded,
+                    recorded,
+                )
                 self.slots.clear()
                 break
             self.pump(0.05)
-            self._turn_hub()
-        self._turn_hub()
+            self.turn_hub()
+        self.turn_hub()
         if not self._stopped:
             self._stopped = True
             self.services.stop()
 
-    def _turn_hub(self) -> None:
+    def turn_hub(self) -> None:
+        """Do once what else the hub's loop does: timers, and what was to be called soon."""
         self._hub.fire_timers(max_timers=50)
         for callback in self._hub._pop_ready():
             callback()

@@ -138,6 +138,7 @@ def finish(slot: Slot, draft: Draft) -> Generation:
     services = slot.services
     outcome = slot.park(services.writer.commit, draft)
     job_id = draft.lease.job_id
+    slot.recorded = True
     if outcome is None:
         raise Dropped(f"job {job_id}: its lease was lost, its outcome is another's")
     services.metrics.ended(outcome)

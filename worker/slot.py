@@ -57,6 +57,8 @@ class Slot:
         """The newest attempt whose cancellation was heard of."""
         self.in_engine = False
         self.accepted = False
+        self.recorded = False
+        """Whether the ledger has its outcome: what is left is to tell it."""
         self.stop: Stop | None = None
         self.timers: list[Any] = []
         self.greenlet: Any = None

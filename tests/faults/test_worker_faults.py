@@ -37,7 +37,7 @@ def all_succeed(workplace: Workplace, job_ids: Sequence[str], within_s: float) -
 def test_a_killed_workers_jobs_are_taken_over(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
     """llm-d-async 404: a hard-killed worker loses the jobs it had taken."""
     first = start_worker("w1", step_s=0.02, WORKER__LEASE_S=3)
-    ids = [workplace.send(max_tokens=150).id for _ in range(32)]
+    ids = [workplace.send(max_tokens=600).id for _ in range(32)]
     workplace.running(*ids)
     start_worker("w2", step_s=0.002, WORKER__LEASE_S=3)
     first.kill()

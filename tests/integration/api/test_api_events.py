@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -230,8 +231,33 @@ def test_events_are_told_from_the_ledger_while_the_broker_is_away(
 def test_a_silent_stream_says_that_it_is_there(
     server: ApiServer, submitted: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.follow.KEEPALIVE_S", 0.1)
+    monkeypatch.setattr("api.follow.SPEAK_S", 0.1)
     with httpx.stream("GET", f"{server.url}/v1/jobs/{submitted.id}/events", timeout=5) as response:
         chunks = response.iter_bytes()
         assert b'"queued"' in next(chunks)
         assert next(chunks) == b": still here\n\n"
+
+
+def test_a_broker_that_says_nothing_silences_no_stream_and_no_route(
+    broker: Broker, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.door.SILENCE_S", 0.5)
+    monkeypatch.setattr("api.follow.SPEAK_S", 0.5)
+    upgrade(database_url)
+    hand = HandWorker(Ledger(database_url), broker.url)
+    hand.register()
+    with ApiServer(api_settings(database_url, broker.url, tmp_path)).running() as server:
+        body = {"model": "bytes", "prompt": "x"}
+        job_id = httpx.post(f"{server.url}/v1/jobs", json=body).json()["id"]
+        hand.start(job_id)
+        with httpx.stream("GET", f"{server.url}/v1/jobs/{job_id}/events", timeout=5) as response:
+            chunks = response.iter_bytes()
+            assert b'"queued"' in next(chunks) or b'"running"' in next(chunks)
+            broker.kill(signal.SIGSTOP)
+            assert any(next(chunks) == b": still here\n\n" for _ in range(5))
+            hand.commit(job_id, "the end")
+            assert b"the end" in b"".join(chunks)
+        assert httpx.post(f"{server.url}/v1/jobs", json=body, timeout=5).status_code == 202
+        assert httpx.get(f"{server.url}/v1/queues", timeout=5).status_code == 503
+        broker.kill(signal.SIGCONT)
+    hand.close()

@@ -8,7 +8,7 @@ from headrace.wire import celery_config, worker_key
 
 from settings import Settings
 from tests.conftest import free_port
-from worker.app import POOL, free_node_name, make_app
+from worker.app import POOL, SILENCE_S, free_node_name, make_app
 
 
 def test_an_application_serves_one_model() -> None:
@@ -24,7 +24,8 @@ def test_transport_options_are_those_of_every_process() -> None:
     settings = Settings(redis_url="redis://broker:6379/0")
     app = make_app(settings)
     shared = celery_config(settings.broker_url)
-    assert app.conf.broker_transport_options == shared["broker_transport_options"]
+    silence = {"socket_timeout": SILENCE_S, "socket_connect_timeout": SILENCE_S}
+    assert app.conf.broker_transport_options == {**shared["broker_transport_options"], **silence}
     assert app.conf.accept_content == ["json"]
 
 
