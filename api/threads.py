@@ -37,7 +37,9 @@ class LedgerThreads:
         trial = self._away
         self._trying = self._trying or trial
         try:
-            result = await to_thread.run_sync(partial(method, *args, **kwargs), limiter=self._limiter)
+            result = await to_thread.run_sync(
+                partial(self._run, trial, partial(method, *args, **kwargs)), limiter=self._limiter
+            )
         except LedgerUnavailable:
             self._away = True
             self._next_try_s = time.monotonic() + TRY_EVERY_S
@@ -48,3 +50,9 @@ class LedgerThreads:
         finally:
             if trial:
                 self._trying = False
+
+    def _run(self, trial: bool, call: Callable[[], T]) -> T:
+        """On the thread. The database may have gone while the call waited for it."""
+        if self._away and not trial:
+            raise LedgerUnavailable("the database is away")
+        return call()

@@ -11,7 +11,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,12 +55,17 @@ def shown(url: URL) -> str:
     return masked(url.render_as_string(hide_password=False))
 
 
-def make_engine(url: str, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
-    """An engine for the ledger's database. SQLite's file is made if missing, readable by its owner alone."""
+def make_engine(url: str, busy_timeout_s: float = BUSY_TIMEOUT_S, bounded: bool = True) -> Engine:
+    """An engine for the ledger's database. SQLite's file is made if missing, readable by its owner alone.
+
+    `bounded` says whether PostgreSQL has to answer each statement within seconds.
+    """
     target = ledger_url(url)
     if target.get_backend_name() == "sqlite":
         return _sqlite_engine(target, busy_timeout_s)
-    return _postgresql_engine(target)
+    from ledger.postgresql import postgresql_engine
+
+    return postgresql_engine(target, RETRY_FOR_S, bounded)
 
 
 def _sqlite_engine(url: URL, busy_timeout_s: float) -> Engine:
@@ -82,34 +86,6 @@ def _sqlite_engine(url: URL, busy_timeout_s: float) -> Engine:
     def begin(connection: Connection) -> None:
         reads = connection.get_execution_options().get("reads", False)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-    return engine
-
-
-def _postgresql_engine(url: URL) -> Engine:
-    engine = sa.create_engine(
-        url,
-        hide_parameters=True,
-        pool_size=8,
-        max_overflow=24,
-        pool_timeout=RETRY_FOR_S,
-        pool_recycle=1800,
-        connect_args={
-            "connect_timeout": 5,
-            "application_name": "headrace",
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 20_000,
-        },
-    )
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: Any, _record: object) -> None:
-        connection.autocommit = True
-        connection.execute("SET statement_timeout = '30s'")
-        connection.execute("SET lock_timeout = '5s'")
-        connection.autocommit = False
 
     return engine
 
@@ -139,9 +115,9 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = ledger_url(url)
-        self.engine = make_engine(url)
+        self.engine = make_engine(url, BUSY_TIMEOUT_S)
         self._reader = self.engine.execution_options(reads=True)
-        self._turn: AbstractContextManager[object] = nullcontext()
+        self._turn: threading.Lock | None = None
         if self.engine.dialect.name == "sqlite":
             self._turn = threading.Lock()
             """SQLite lets its writers poll for the one write lock, and some starve: threads queue up here instead."""
@@ -153,8 +129,14 @@ class Database:
         return self._run(self._reader, work)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        with self._turn:
+        if self._turn is None:
             return self._run(self.engine, work)
+        if not self._turn.acquire(timeout=RETRY_FOR_S):
+            raise LedgerUnavailable(f"{self}: other writers have kept it busy")
+        try:
+            return self._run(self.engine, work)
+        finally:
+            self._turn.release()
 
     def _run(self, engine: Engine, work: Callable[[Connection], T]) -> T:
         give_up_s = time.monotonic() + RETRY_FOR_S

@@ -64,7 +64,7 @@ def _config() -> Config:
 
 
 def _migrate(url: str, run: Callable[[Config], None]) -> None:
-    engine = make_engine(url, busy_timeout_s=_WAIT_S)
+    engine = make_engine(url, busy_timeout_s=_WAIT_S, bounded=False)
     config = _config()
     try:
         with engine.begin() as connection:

@@ -85,7 +85,7 @@ class JobChannel(transport.Channel):
         if JobChannel.silent:
             raise redis.ConnectionError("the broker doesn't answer")
         try:
-            with super().conn_or_acquire(client) as found:  # type: ignore[no-untyped-call]
+            with super().conn_or_acquire(client) as found:
                 yield found
         except redis.TimeoutError:
             JobChannel.silent = True

@@ -32,7 +32,7 @@ BATCH_ROWS = 64
 BATCH_S = 0.02
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 2.0
-LAST_TRY_S = 3.0
+LAST_TRY_S = 11.0
 """How long a transaction that is under way when the thread is told to end may take."""
 
 

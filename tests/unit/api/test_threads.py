@@ -55,6 +55,15 @@ async def test_while_the_database_is_away_one_call_tries_and_the_others_fail_at_
     assert await trial == 2
 
 
+async def test_calls_that_wait_for_a_thread_fail_once_the_database_is_away() -> None:
+    pool, database = LedgerThreads(threads=1), Database()
+    calls = [asyncio.create_task(pool.call(database.call)) for _ in range(5)]
+    await asyncio.sleep(0.02)
+    database.gate.set()
+    assert {type(error) for error in await asyncio.gather(*calls, return_exceptions=True)} == {LedgerUnavailable}
+    assert database.calls == 1
+
+
 async def test_after_a_good_call_all_go_through_again() -> None:
     pool, database = LedgerThreads(), Database()
     database.gate.set()

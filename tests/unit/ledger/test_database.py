@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from ledger import Ledger, database, migrate
 from ledger.contract import LedgerUnavailable
 from ledger.database import Database, ledger_url
+from tests.outage import outage
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,29 @@ def test_sqlite_waits_for_another_process(tmp_path: Path) -> None:
     assert ledger.submit(JobRequest(model="m", prompt="x")).created
     timer.join()
     other.close()
+    ledger.close()
+
+
+def test_writers_that_wait_for_a_locked_database_give_up_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "RETRY_FOR_S", 0.5)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.5)
+    url = f"sqlite:///{tmp_path / 'l.sqlite3'}"
+    migrate.upgrade(url)
+    ledger = Ledger(url)
+
+    def submit(_: int) -> str:
+        with pytest.raises(LedgerUnavailable) as refused:
+            ledger.submit(JobRequest(model="m", prompt="x"))
+        return str(refused.value)
+
+    with outage(url), ThreadPoolExecutor(10) as pool:
+        began_s = time.monotonic()
+        told = list(pool.map(submit, range(10)))
+        assert time.monotonic() - began_s < 3
+    assert any("kept it busy" in message for message in told)
+    assert ledger.submit(JobRequest(model="m", prompt="x")).created
     ledger.close()
 
 
