@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.memory import Page
+from engine.memory.machine import DeviceMemory
 from engine.memory.storage import KVStorage
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
@@ -56,8 +57,8 @@ class ModelInfo:
     text: TextBundle
 
 
-CPU_KV_BYTES = 2**30
-"""KV storage on a CPU, unless told otherwise."""
+HOST_KV_BYTES = 2**30
+"""KV memory of a model on the CPU, unless told otherwise."""
 
 
 class Model(Protocol):
@@ -65,8 +66,21 @@ class Model(Protocol):
 
     info: ModelInfo
 
-    def kv_budget_bytes(self, gpu_memory_utilization: float) -> int:
-        """Memory that the KV storage may take unless told otherwise: a share of a GPU, a fixed amount on a CPU."""
+    @property
+    def default_kv_bytes(self) -> int | None:
+        """KV memory unless told otherwise; None takes all that is left of the device."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """The device's memory now."""
+        ...
+
+    def take_peak_bytes(self) -> int:
+        """The most of the device's memory that was in use at once since the last call."""
+        ...
+
+    def activation_bytes(self, tokens: int, rows: int) -> int:
+        """What a step of so many tokens, of which so many rows are sampled, should need: from the structure."""
         ...
 
     def kv_layout(self, page_size: int) -> KVLayout:
@@ -74,7 +88,19 @@ class Model(Protocol):
         ...
 
     def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
-        """Reserve the KV storage, to grow up to `most_units` where that costs nothing; once, before the first step."""
+        """Reserve the KV storage, to grow up to `most_units` where that costs nothing; before the first step."""
+        ...
+
+    def release_kv(self) -> None:
+        """Give the KV storage's memory back; `allocate_kv` may follow."""
+        ...
+
+    def sleep(self) -> None:
+        """Give the weights' memory back; nothing runs until `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """Load the same weights again. Raises and stays asleep if they can't be had."""
         ...
 
     def execute(self, batch: Batch) -> Sampled:

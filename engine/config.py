@@ -41,6 +41,8 @@ class EngineConfig:
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of the tokens when several tenants wait; 1 for those not named."""
+    warm_up: bool = True
+    """Whether the memory budget is verified by a small step before the first request."""
     memory_margin: float = 0.2
     """Share of the memory left after the weights that admission keeps free."""
 

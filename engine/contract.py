@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,7 +59,7 @@ class EngineHost(Protocol):
 
     @property
     def max_seq_len(self) -> int:
-        """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
+        """Most tokens of prompt and output: the model's limit or the configured one."""
         ...
 
     def start(self) -> None: ...
@@ -77,6 +78,21 @@ class EngineHost(Protocol):
 
     def set_max_num_seqs(self, n: int) -> None:
         """Admission cap from now on; running requests are not touched."""
+        ...
+
+    def set_kv_bytes(self, kv_bytes: int) -> Future[None]:
+        """Change the size of the KV memory between two steps; requests without room any more make way and return.
+
+        The future ends with `NoRoom` if there is no such memory or it is less than one request may need.
+        """
+        ...
+
+    def sleep(self) -> Future[None]:
+        """Give the memory of weights and KV back; requests wait. Done when the memory is free."""
+        ...
+
+    def wake(self) -> Future[None]:
+        """Load the weights again and go on where it stopped. Ends with what went wrong, and sleeps on, if it can't."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -14,7 +14,7 @@ from engine.counters import Counters
 from engine.deadlines import Deadlines
 from engine.executor import Executed, Executor, Failed, OutOfMemory
 from engine.generation import Generation
-from engine.memory import Buddy, Extents, PagePool, root_hash
+from engine.memory import root_hash
 from engine.request import (
     EngineRequest,
     FinishReason,
@@ -23,6 +23,7 @@ from engine.request import (
     RequestRefused,
     TokenDelta,
 )
+from engine.residence import Residence
 from engine.scheduler import Chunk, Plan, Scheduler
 from engine.sequence import RowSampling, TokenSequence
 from kernels.sampling import Sampled
@@ -61,21 +62,10 @@ class Engine:
         self._config = config
         self._clock = clock
         self._tokenizer = Tokenizer(model.info.text)
-        kv_bytes = config.kv_cache_bytes or model.kv_budget_bytes(config.gpu_memory_utilization)
-        layout = model.kv_layout(config.page_size)
-        pages = layout.pages_in(kv_bytes)
-        if pages < 1:
-            raise ValueError(
-                f"a KV cache of {kv_bytes} bytes holds no page of {config.page_size} tokens"
-                f" at {model.info.kv_bytes_per_token} bytes each"
-            )
-        self._storage = model.allocate_kv(layout, layout.units_for(pages), layout.units_for(pages))
-        pool = self._new_pool(pages)
-        self.max_seq_len = min(config.max_seq_len, model.info.context_len, pool.capacity_tokens)
-        """Most tokens of prompt and output: the model's limit, the configured one, and what the memory can hold."""
-        if pool.capacity_tokens < min(config.max_seq_len, model.info.context_len):
-            log.warning("KV memory holds %d tokens: no sequence can be longer", pool.capacity_tokens)
-        self._scheduler = Scheduler(pool, config)
+        self._memory = Residence(model, config)
+        self.max_seq_len = self._memory.max_seq_len
+        """Most tokens of prompt and output: the model's limit or the configured one."""
+        self._scheduler = Scheduler(self._memory.pool, config)
         self._executor = Executor(model, config.page_size)
         self._deadlines = Deadlines()
         self._live: dict[str, Generation] = {}
@@ -153,7 +143,8 @@ class Engine:
         """Whether a step would do anything."""
         scheduler = self._scheduler
         waiting = len(scheduler.waiting) > 0 and scheduler.max_num_seqs > 0
-        return bool(scheduler.running or waiting or self._finished or self.rest_s() == 0)
+        runs = not self._memory.asleep and (scheduler.running or waiting)
+        return bool(runs or self._finished or self.rest_s() == 0)
 
     def rest_s(self) -> float | None:
         """Seconds to the next deadline, 0 if it has passed, None if there is none: so long a step may wait."""
@@ -168,6 +159,8 @@ class Engine:
         now_s = self._clock()
         for request_id in self._deadlines.passed(now_s):
             self._end(self._live[request_id], FinishReason.ABORT, code=DEADLINE_EXCEEDED)
+        if self._memory.asleep:
+            return self.report()
         plan = self._scheduler.plan(now_s)
         admitted = self._note(plan, now_s)
         if plan.chunks:
@@ -196,13 +189,41 @@ class Engine:
         self._live.clear()
         self._deadlines.clear()
         cap = self._scheduler.max_num_seqs
-        self._scheduler = Scheduler(self._new_pool(self._scheduler.pool.total), self._config)
+        self._scheduler = Scheduler(self._memory.fresh_pool(), self._config)
         self._scheduler.max_num_seqs = cap
         return self.report()
 
     def set_max_num_seqs(self, n: int) -> None:
         """Admission cap from now on; running requests are not touched."""
         self._scheduler.max_num_seqs = n
+
+    def set_kv_bytes(self, kv_bytes: int) -> None:
+        """Change the size of the KV memory; requests for which there is no room any more make way.
+
+        Raises `NoRoom` if one request of the context length wouldn't fit, or if there is not so much memory.
+        """
+        budget = self._memory.plan_size(kv_bytes)
+        self._counters.preemptions += len(self._scheduler.make_room(budget.pages, self._clock()))
+        self._memory.resize(budget)
+
+    def sleep(self) -> None:
+        """Give the memory of weights and KV back. Requests wait meanwhile, running ones as if they were preempted."""
+        if not self._memory.asleep:
+            self._counters.preemptions += len(self._scheduler.make_room(0, self._clock()))
+            self._memory.sleep()
+
+    def wake(self) -> None:
+        """Load the weights again and go on. Raises and stays asleep if they can't be had."""
+        if self._memory.asleep:
+            self._memory.wake()
+
+    @property
+    def asleep(self) -> bool:
+        return self._memory.asleep
+
+    def tidy(self) -> bool:
+        """Use an idle moment to give memory back; False if there is nothing left to do."""
+        return self._memory.tidy()
 
     def refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> RequestOutput:
         """The output of a request that can't run."""
@@ -231,17 +252,13 @@ class Engine:
     def check(self) -> None:
         """Raise AssertionError if an invariant of scheduler or memory is broken."""
         self._scheduler.check()
+        self._memory.check()
         scheduled = {*(s.id for s in self._scheduler.running), *(s.id for s in self._scheduler.waiting)}
         assert scheduled == set(self._live), "the scheduler and the engine know different requests"
 
     def close(self) -> None:
         """Release the model. The engine is of no use afterwards."""
         self._model.close()
-
-    def _new_pool(self, pages: int) -> PagePool:
-        layout = self._storage.layout
-        extents = Extents(Buddy(self._storage.units), layout.extent_order, layout.pages_per_extent)
-        return PagePool(pages, layout.page_size, extents)
 
     def _note(self, plan: Plan, now_s: float) -> tuple[tuple[str, float], ...]:
         """Count a plan's admissions and preemptions; the first admissions are reported."""

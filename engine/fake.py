@@ -23,8 +23,9 @@ from itertools import chain
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from engine.batch import CPU_KV_BYTES, Batch, Model, ModelInfo
+from engine.batch import HOST_KV_BYTES, Batch, Model, ModelInfo
 from engine.memory import Move
+from engine.memory.machine import DeviceMemory
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled
 from text.bundle import TextBundle
@@ -32,6 +33,8 @@ from text.bundle import TextBundle
 _OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int}
 _SPECIAL = ("<|end|>", "<|system|>", "<|developer|>", "<|user|>", "<|assistant|>", "<|tool|>")
 END_ID = 256
+FAKE_DEVICE_BYTES = 2**36
+"""Memory of the device that the fake model runs on."""
 _TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -106,6 +109,9 @@ class FakeStorage:
             for page in range((first >> order) * per_extent, ((first + count) >> order) * per_extent):
                 self._pages.pop(page, None)
 
+    def close(self) -> None:
+        self._pages.clear()
+
 
 class FakeModel:
     """Fulfils `engine.batch.Model` in plain Python."""
@@ -132,9 +138,20 @@ class FakeModel:
         self.step_s = step_s
         self._choose = choose
         self._storage: FakeStorage | None = None
+        self._asleep = False
 
-    def kv_budget_bytes(self, gpu_memory_utilization: float) -> int:
-        return CPU_KV_BYTES
+    @property
+    def default_kv_bytes(self) -> int:
+        return HOST_KV_BYTES
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(FAKE_DEVICE_BYTES, 0)
+
+    def take_peak_bytes(self) -> int:
+        return 0
+
+    def activation_bytes(self, tokens: int, rows: int) -> int:
+        return 0
 
     def kv_layout(self, page_size: int) -> KVLayout:
         return KVLayout(1, 1, self.info.kv_bytes_per_token // 2, 1, page_size)
@@ -143,12 +160,22 @@ class FakeModel:
         self._storage = FakeStorage(layout, max(units, most_units))
         return self._storage
 
+    def release_kv(self) -> None:
+        self._storage = None
+
+    def sleep(self) -> None:
+        self._asleep = True
+
+    def wake(self) -> None:
+        self._asleep = False
+
     def execute(self, batch: Batch) -> Sampled:
         if self.step_s:
             time.sleep(self.step_s)
         storage = self._storage
         if storage is None:
             raise RuntimeError("allocate_kv must be called before the first step")
+        assert not self._asleep, "a step runs while the model sleeps"
         storage.write(batch.token_ids, batch.slots)
         ends = []
         for row in range(len(batch.context_len)):

@@ -50,6 +50,14 @@ class LLM:
         chats: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         return self._run([{"messages": tuple(map(dict, chat))} for chat in chats], params, progress)
 
+    def sleep(self) -> None:
+        """Give the memory of weights and KV back until `wake`; nothing can be generated meanwhile."""
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        """Load the same weights again."""
+        self._engine.wake()
+
     def close(self) -> None:
         """Release the model; nothing can be generated afterwards."""
         self._engine.close()
@@ -75,6 +83,8 @@ class LLM:
             EngineRequest(id=str(next(self._ids)), params=own, **given) for given, own in zip(inputs, each, strict=True)
         ]
         outputs: dict[str, RequestOutput] = {}
+        if self._engine.asleep:
+            raise RuntimeError("the model sleeps: wake it first")
         try:
             for request in requests:
                 self._engine.add(request)

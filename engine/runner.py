@@ -10,14 +10,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from engine.batch import CPU_KV_BYTES, Batch, ModelInfo
+from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
+from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import KVStorage
 from engine.model import open_files, revision
 from engine.model.decoder import Decoder, build_weights
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
-from engine.model.hf_dir import HFWeights
+from engine.model.hf_dir import HFDirectory, HFWeights
 from engine.torch_storage import TorchStorage
 from kernels import ensure_ours
 from kernels.kv import KVLayout
@@ -31,9 +32,12 @@ logger = logging.getLogger(__name__)
 class TorchModel:
     """`engine.batch.Model` with real weights. One thread at a time may call it."""
 
-    def __init__(self, decoder: Decoder, info: ModelInfo, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, decoder: Decoder, info: ModelInfo, device: torch.device) -> None:
         self.info = info
+        self._config = config
         self._decoder: Decoder | None = decoder
+        self._spec = decoder.spec
+        self._dtype = decoder.dtype
         self._device = device
         self._storage: TorchStorage | None = None
         self._kv: Sequence[Any] = ()
@@ -54,17 +58,6 @@ class TorchModel:
             )
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
-        kernels = get_kernels(device)
-        with torch.inference_mode():
-            weights = build_weights(
-                spec,
-                GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files),
-                kernels,
-                dtype=dtype,
-                device=device,
-                vocab_size=text.vocab_size,
-                positions=min(spec.usable_context_len, config.max_seq_len),
-            )
         info = ModelInfo(
             revision=revision(config, files),
             device=str(device),
@@ -74,18 +67,31 @@ class TorchModel:
             kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
             text=text,
         )
-        return cls(Decoder(spec, weights, kernels, dtype), info, device)
+        return cls(config, load_decoder(config, files, dtype, device), info, device)
 
-    def kv_budget_bytes(self, gpu_memory_utilization: float) -> int:
+    @property
+    def default_kv_bytes(self) -> int | None:
+        return HOST_KV_BYTES if self._device.type == "cpu" else None
+
+    def memory(self) -> DeviceMemory:
         if self._device.type != "cuda":
-            return CPU_KV_BYTES
+            return host_memory()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
-        return max(0, int(total_bytes * gpu_memory_utilization) - (total_bytes - free_bytes))
+        return DeviceMemory(total_bytes, total_bytes - free_bytes)
+
+    def take_peak_bytes(self) -> int:
+        if self._device.type != "cuda":
+            return take_peak_bytes()
+        above_now = torch.cuda.max_memory_reserved(self._device) - torch.cuda.memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return self.memory().used_bytes + above_now
+
+    def activation_bytes(self, tokens: int, rows: int) -> int:
+        return self._spec.activation_bytes(tokens, rows, self._dtype.itemsize)
 
     def kv_layout(self, page_size: int) -> KVLayout:
-        decoder = self._open()
-        spec = decoder.spec
-        return KVLayout(spec.layers, spec.kv_heads, spec.head_size, decoder.dtype.itemsize, page_size)
+        spec = self._spec
+        return KVLayout(spec.layers, spec.kv_heads, spec.head_size, self._dtype.itemsize, page_size)
 
     def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
         decoder = self._open()
@@ -106,14 +112,32 @@ class TorchModel:
             return Sampled([])
         return decoder.kernels.sample(logits, batch.sampling)
 
+    def release_kv(self) -> None:
+        self._kv = ()
+        if self._storage is not None:
+            self._storage.close()
+            self._storage = None
+
+    def sleep(self) -> None:
+        self._decoder = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        trim_heap()
+
+    def wake(self) -> None:
+        files = open_files(self._config)
+        found = revision(self._config, files)
+        if found != self.info.revision:
+            raise RuntimeError(f"the files of {self._config.model} are those of another model now: {found}")
+        self._decoder = load_decoder(self._config, files, self._dtype, self._device)
+
     def close(self) -> None:
         self._decoder = None
-        self._kv = ()
-        self._storage = None
+        self.release_kv()
 
     def _open(self) -> Decoder:
         if self._decoder is None:
-            raise RuntimeError("the model is closed")
+            raise RuntimeError("the model is closed or asleep")
         return self._decoder
 
     def _upload(self, batch: Batch, layout: KVLayout) -> tuple[Tensor, AttentionMetadata, Tensor]:
@@ -138,6 +162,24 @@ class TorchModel:
             layout=layout,
         )
         return token_ids, meta, rows
+
+
+def load_decoder(
+    config: EngineConfig, files: GGUFFile | HFDirectory, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """The weights in `files`, converted and packed for the device."""
+    spec, kernels = files.spec, get_kernels(device)
+    with torch.inference_mode():
+        weights = build_weights(
+            spec,
+            GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files),
+            kernels,
+            dtype=dtype,
+            device=device,
+            vocab_size=files.text.vocab_size,
+            positions=min(spec.usable_context_len, config.max_seq_len),
+        )
+    return Decoder(spec, weights, kernels, dtype)
 
 
 def choose_device(name: str) -> torch.device:

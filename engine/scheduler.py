@@ -139,7 +139,7 @@ class Scheduler:
             if self.sharing.comes(sequence, len(matched), self.waiting.level(sequence, now_s)):
                 self.pool.release(matched)
                 passed += 1
-            elif self.pool.available >= self._pages_wanted(sequence) - len(matched) + len(self.running):
+            elif self.pool.available >= self._pages_wanted(sequence) - len(matched) + self._kept():
                 self._begin(sequence, matched, now_s, admitted)
                 budget -= min(sequence.remaining, share(budget))
             else:
@@ -209,6 +209,10 @@ class Scheduler:
             return False
         return sum(sequence.remaining for sequence in waiting) < self.budget.prompts(len(self.running))
 
+    def _kept(self) -> int:
+        """Pages that admission in order leaves to those who run: one for each, or the watermark if that is more."""
+        return max(len(self.running), self.pool.watermark_pages) if self.running else 0
+
     def _pages_wanted(self, sequence: TokenSequence) -> int:
         return self.pool.pages_for(len(sequence.tokens))
 
@@ -249,6 +253,13 @@ class Scheduler:
             self._preempt(victim, now_s, preempted)
         sequence.pages += self.pool.allocate(1)
         return True
+
+    def make_room(self, pages: int, now_s: float) -> list[TokenSequence]:
+        """Preempt the last in rank until at most so many pages are held."""
+        preempted: list[TokenSequence] = []
+        while self.pool.held > pages:
+            self._preempt(self.running[-1], now_s, preempted)
+        return preempted
 
     def _preempt(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> None:
         self.running.remove(sequence)

@@ -84,30 +84,21 @@ class EngineThread:
     def set_max_num_seqs(self, n: int) -> None:
         self._post(lambda: self._engine.set_max_num_seqs(n))
 
+    def set_kv_bytes(self, kv_bytes: int) -> Future[None]:
+        return self._ask(lambda: self._engine.set_kv_bytes(kv_bytes))
+
+    def sleep(self) -> Future[None]:
+        return self._ask(self._engine.sleep)
+
+    def wake(self) -> Future[None]:
+        return self._ask(self._engine.wake)
+
     def stats(self) -> EngineStats:
         stats = self._stats
         return replace(stats, waiting=max(0, len(self._live) - stats.running), failure=self._failure)
 
     def check(self) -> None:
-        done: Future[None] = Future()
-
-        def check() -> None:
-            try:
-                self._engine.check()
-            except AssertionError as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-        with self._lock:
-            running = self._threads[0].is_alive() and not self._closed
-            if running:
-                self._post(check)
-        if not running:
-            if self._threads[0].is_alive():
-                self._threads[0].join()
-            check()
-        done.result()
+        self._ask(self._engine.check).result()
 
     def stop(self) -> None:
         with self._lock:
@@ -122,6 +113,28 @@ class EngineThread:
             for thread in self._threads:
                 thread.join()
         self._engine.close()
+
+    def _ask(self, work: Callable[[], None]) -> Future[None]:
+        """Have something done between two steps; on the calling thread if the engine's own doesn't run."""
+        done: Future[None] = Future()
+
+        def answer() -> None:
+            try:
+                work()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        with self._lock:
+            running = self._threads[0].is_alive() and not self._closed
+            if running:
+                self._post(answer)
+        if not running:
+            if self._threads[0].is_alive():
+                self._threads[0].join()
+            answer()
+        return done
 
     def _post(self, work: Callable[[], None]) -> None:
         self._inbox.append(work)
@@ -164,7 +177,7 @@ class EngineThread:
         self._close()
 
     def _turn(self) -> bool:
-        """Empty the inbox and step once; False if there is nothing to do."""
+        """Empty the inbox, and step once or tidy a little; False if there is nothing to do."""
         while self._inbox:
             self._inbox.popleft()()
         busy = self._failure is None and self._engine.has_work
@@ -172,6 +185,7 @@ class EngineThread:
             self._report(self._engine.step())
         elif self._failure is None:
             self._engine.check()
+            busy = self._engine.tidy()
         self._stats = self._engine.stats()
         return busy
 

@@ -50,6 +50,10 @@ class TorchStorage:
             for first, count in runs:
                 self._arena.decommit(first, count)
 
+    def close(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+
     def _page(self, page: int) -> Tensor:
         begin = self.layout.offset_bytes(page)
         return self.bytes[begin : begin + self.layout.page_bytes]

@@ -30,6 +30,8 @@ class PagePool:
         self.total = total
         self.page_size = page_size
         self.extents = extents or Extents(Buddy(-(-total // PAGES_PER_EXTENT)), 0, PAGES_PER_EXTENT)
+        self.watermark_pages = 0
+        """Admission keeps so many available while others run, for them to grow into."""
         self.evictions = 0
         """Cached pages that gave way, ever."""
         self._known: dict[bytes, Page] = {}

@@ -36,6 +36,10 @@ class KVStorage(Protocol):
         """Give back the memory of runs of units, (first, count), if the device can. Their contents are lost."""
         ...
 
+    def close(self) -> None:
+        """Give all memory back."""
+        ...
+
 
 class HostStorage:
     """`KVStorage` in an arena of the host; a kernel reads and writes it through `arena.address` or `arena.bytes`."""
@@ -63,6 +67,9 @@ class HostStorage:
     def decommit(self, runs: Iterable[tuple[int, int]]) -> None:
         for first, count in runs:
             self.arena.decommit(first, count)
+
+    def close(self) -> None:
+        self.arena.close()
 
     def _page(self, page: int) -> NDArray[np.uint8]:
         begin = self.layout.offset_bytes(page)

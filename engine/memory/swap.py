@@ -20,7 +20,8 @@ class SwapSpace:
     """Saved pages by the id of their sequence, at most `most_bytes` of them."""
 
     def __init__(self, storage: KVStorage, most_bytes: int) -> None:
-        self._storage = storage
+        self.storage = storage
+        """Where pages come from and go to; another one after a sleep."""
         self.most_pages = most_bytes // storage.layout.page_bytes
         self.used_pages = 0
         self._saved: dict[str, Swapped] = {}
@@ -33,7 +34,7 @@ class SwapSpace:
 
     @property
     def used_bytes(self) -> int:
-        return self.used_pages * self._storage.layout.page_bytes
+        return self.used_pages * self.storage.layout.page_bytes
 
     def fits(self, pages: int) -> bool:
         """Whether so many more pages could be saved."""
@@ -49,7 +50,7 @@ class SwapSpace:
             raise ValueError(f"pages of {sequence_id} are saved already")
         if not self.fits(len(pages)):
             raise ValueError(f"{len(pages)} more pages don't fit: {self.used_pages} of {self.most_pages} are in use")
-        contents = self._storage.save_pages([page.id for page in pages])
+        contents = self.storage.save_pages([page.id for page in pages])
         self._saved[sequence_id] = Swapped(len(pages), contents)
         self.used_pages += len(pages)
 
@@ -57,7 +58,7 @@ class SwapSpace:
         """Put a sequence's saved pages into as many new ones; the copy is given up."""
         if len(pages) != self.pages_of(sequence_id):
             raise ValueError(f"{self.pages_of(sequence_id)} pages of {sequence_id} are saved, got {len(pages)}")
-        self._storage.load_pages(self._saved[sequence_id].contents, [page.id for page in pages])
+        self.storage.load_pages(self._saved[sequence_id].contents, [page.id for page in pages])
         self.discard(sequence_id)
 
     def discard(self, sequence_id: str) -> None:

@@ -72,6 +72,19 @@ class ModelSpec:
         """Tokens up to which full attention gives the model's own result: its context, or its window if shorter."""
         return self.context_len if self.window_tokens is None else min(self.context_len, self.window_tokens)
 
+    def activation_bytes(self, tokens: int, rows: int, element_bytes: int) -> int:
+        """The most that a step of so many tokens, of which so many rows are sampled, holds at once beside the KV.
+
+        Per token: the residual in float32, and of the layer's attention or its MLP, whichever is wider, what goes
+        in and what comes out. Per sampled row: its logits in float32, twice, for whoever changes them.
+        """
+        residual = 4 * self.hidden_size
+        heads = (self.heads + 2 * self.kv_heads) * self.head_size
+        attention = heads * element_bytes + 2 * heads * 4 + self.heads * self.head_size * element_bytes
+        mlp = 3 * self.inner_size * element_bytes
+        layer = 2 * self.hidden_size * element_bytes + max(attention, mlp)
+        return tokens * (residual + layer) + rows * 2 * 4 * self.vocab_rows
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Keys and values of one token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * element_bytes

@@ -94,7 +94,14 @@ class Bench:
 
 def make_bench(model: FakeModel | None = None, pages: int = 1000, clock: Clock | None = None, **config: Any) -> Bench:
     model = model or FakeModel()
-    settings: dict[str, Any] = {"page_size": 4, "kv_cache_bytes": pages * PAGE_BYTES, **config}
+    """An engine with `pages` pages of 4 tokens, and a context that just fits."""
+    settings: dict[str, Any] = {
+        "page_size": 4,
+        "kv_cache_bytes": pages * PAGE_BYTES,
+        "max_seq_len": min(4096, 4 * pages),
+        "warm_up": False,
+        **config,
+    }
     return Bench(Engine(model, EngineConfig("fake", **settings), clock or time.monotonic), model)
 
 

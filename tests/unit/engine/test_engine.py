@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import Batch
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.executor import ModelFailed
 from engine.fake import END_ID, FakeModel, fake_text
 from engine.request import EngineRequest, FinishReason, RequestRefused, SamplingParams
@@ -227,19 +225,15 @@ class TestLimits:
         output = bench.one("x" * 15, max_tokens=10_000)
         assert (len(output.token_ids), output.finish_reason) == (5, FinishReason.LENGTH)
 
-    def test_the_context_is_no_longer_than_the_models_own_or_the_memory(self) -> None:
+    def test_the_context_is_no_longer_than_the_models_own(self) -> None:
         """https://github.com/sgl-project/sglang/issues/28530"""
         assert make_bench(max_seq_len=500).engine.max_seq_len == 500
         assert make_bench(FakeModel(context_len=300), max_seq_len=500).engine.max_seq_len == 300
-        small = make_bench(pages=3, max_seq_len=500)
+        small = make_bench(pages=3)
         assert small.engine.max_seq_len == 12
         assert len(small.one("x" * 4, max_tokens=100).token_ids) == 8
         with pytest.raises(RequestRefused, match=r"13 tokens.*12"):
             small.add("a", "x" * 13)
-
-    def test_memory_without_room_for_a_page_is_refused_at_the_start(self) -> None:
-        with pytest.raises(ValueError, match="holds no page of 16 tokens"):
-            Engine(FakeModel(), EngineConfig("fake", kv_cache_bytes=1000))
 
     @pytest.mark.parametrize(
         ("prompt", "params"),

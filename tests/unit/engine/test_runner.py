@@ -178,6 +178,48 @@ class TestOrder:
             step(model, [(Run([5]), 1)], [0])
 
 
+class TestSleep:
+    def test_the_same_weights_come_back(self, model: TorchModel) -> None:
+        before = finish(model, [Run(prompt) for prompt in prompts()], 8, 64)
+        model.release_kv()
+        model.sleep()
+        with pytest.raises(RuntimeError, match="asleep"):
+            step(model, [(Run([5]), 1)], [0])
+        model.wake()
+        allocate(model)
+        assert finish(model, [Run(prompt) for prompt in prompts()], 8, 64) == before
+
+    def test_files_of_another_model_are_refused(self, tmp_path: Path) -> None:
+        reference, path = save_random_model(tmp_path / "model", "Llama")
+        model = load((reference, path), tmp_path)
+        model.sleep()
+        with torch.no_grad():
+            reference.model.norm.weight += 1
+        reference.save_pretrained(path)
+        with pytest.raises(RuntimeError, match="another model now"):
+            model.wake()
+
+
+class TestMemory:
+    def test_a_step_stays_within_what_the_structure_tells(self, tmp_path: Path) -> None:
+        saved = save_random_model(tmp_path, "Llama", hidden_size=256, intermediate_size=1024, num_attention_heads=8)
+        model = load(saved, tmp_path)
+        allocate(model)
+        run = Run([5] * 400)
+        step(model, [(run, 400)], list(range(PAGES)))
+        before = model.memory().used_bytes
+        model.take_peak_bytes()
+        run.computed = 0
+        del run.tokens[400:]
+        step(model, [(run, 400)], list(range(PAGES)))
+        assert model.take_peak_bytes() - before <= model.activation_bytes(400, 1) + 2**20
+
+    def test_the_default_is_a_gibibyte_on_the_cpu(self, model: TorchModel) -> None:
+        assert model.default_kv_bytes == 2**30
+        memory = model.memory()
+        assert 0 < memory.used_bytes < memory.total_bytes
+
+
 class TestChoices:
     def test_half_types_run(self, saved: tuple[Any, Path], tmp_path: Path) -> None:
         for dtype in ("bfloat16", "float16"):

@@ -13,6 +13,7 @@ from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.contract import EngineHost
 from engine.fake import FakeModel
+from engine.memory.budget import NoRoom
 from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenDelta
 from engine.thread import EngineThread
 from kernels.sampling import Sampled
@@ -345,3 +346,42 @@ def test_tokens_go_on_while_a_long_prompt_is_tokenised(make: Make, recorder: Rec
     assert host.stats().generation_tokens - before > 10
     host.abort("runs")
     recorder.wait_for("runs")
+
+
+class TestMemory:
+    def test_requests_wait_while_the_engine_sleeps_and_go_on_when_it_wakes(
+        self, make: Make, recorder: Recorder
+    ) -> None:
+        host: EngineHost = make(FakeModel(step_s=0.001))
+        host.submit(request("runs", max_tokens=200))
+        recorder.wait_tokens("runs")
+        host.sleep().result(20)
+        host.check()
+        host.submit(request("waits"))
+        steps = host.stats().steps
+        time.sleep(0.05)
+        assert host.stats().steps == steps
+        assert not recorder.outputs
+        host.wake().result(20)
+        assert [len(output.token_ids) for output in recorder.wait_for("runs", "waits")] == [200, 6]
+
+    def test_the_size_of_the_kv_memory_changes_between_two_steps(self, make: Make, recorder: Recorder) -> None:
+        host: EngineHost = make(FakeModel(step_s=0.001), kv_cache_bytes=2**24)
+        host.submit(request("runs", max_tokens=100))
+        recorder.wait_tokens("runs")
+        host.set_kv_bytes(2**23).result(20)
+        with pytest.raises(NoRoom, match="raise kv_cache_bytes"):
+            host.set_kv_bytes(1000).result(20)
+        recorder.wait_for("runs")
+        host.check()
+        assert host.stats().pages_total == 2**23 // (16 * 1024)
+
+    def test_before_the_start_and_after_the_stop_it_is_done_at_once(self, recorder: Recorder) -> None:
+        host = EngineThread(FakeModel(), EngineConfig("fake"), recorder)
+        assert host.sleep().done()
+        host.start()
+        host.submit(request("a"))
+        host.wake().result(20)
+        recorder.wait_for("a")
+        host.stop()
+        assert host.sleep().done()

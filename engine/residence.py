@@ -1,0 +1,161 @@
+"""What a model has in memory: its weights, the pages of its KV, and host memory for pages that made way."""
+
+from __future__ import annotations
+
+import logging
+
+from engine.batch import Model
+from engine.config import EngineConfig
+from engine.executor import Executor
+from engine.memory import Buddy, Extents, PagePool
+from engine.memory.budget import Demand, MemoryBudget, NoRoom, resized, solve
+from engine.memory.machine import machine_bytes
+from engine.memory.storage import KVStorage
+from engine.memory.swap import SwapSpace
+from engine.scheduler import Chunk
+from engine.sequence import TokenSequence
+from kernels.kv import UNIT_BYTES
+
+log = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 256
+"""Most tokens of the step that verifies the budget; its finding holds in proportion for the whole token budget."""
+MOST_FRAGMENTATION = 0.3
+"""Share of free places in the leased extents above which pages move together."""
+MOVES_PER_TURN = 32
+"""Pages that move between two steps."""
+
+
+class Residence:
+    """The memory of one engine, from its budget to its pages. Between steps only."""
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._layout = model.kv_layout(config.page_size)
+        self.max_seq_len = min(config.max_seq_len, model.info.context_len)
+        """Most tokens of one request, prompt and output; the KV memory has room for it."""
+        self._demand = Demand(
+            utilization=config.gpu_memory_utilization,
+            kv_bytes=config.kv_cache_bytes,
+            default_kv_bytes=model.default_kv_bytes,
+            context_tokens=self.max_seq_len,
+            margin=config.memory_margin,
+        )
+        self.budget = self._solve(model.activation_bytes(config.max_num_batched_tokens, config.max_num_seqs))
+        if config.warm_up:
+            self.budget = self._solve(self._verified_activation_bytes())
+        log.info("memory: %s", self.budget)
+        self.storage = self._allocate(self.budget.pages)
+        self.pool = self._new_pool(self.storage, self.budget.pages)
+        self.pool.watermark_pages = self.budget.watermark_pages
+        self.swap = SwapSpace(self.storage, config.swap_space_bytes)
+        self.asleep = False
+
+    def fresh_pool(self) -> PagePool:
+        """An empty pool in the place of the present one."""
+        self.pool = self._new_pool(self.storage, self.pool.total)
+        self.pool.watermark_pages = self.budget.watermark_pages
+        return self.pool
+
+    def compact(self, most_pages: int = MOVES_PER_TURN) -> int:
+        """Move up to so many pages together, if free places are too scattered; how many were moved."""
+        if self.pool.fragmentation <= MOST_FRAGMENTATION:
+            return 0
+        moves = self.pool.compact(most_pages)
+        self.storage.copy_pages(moves)
+        return len(moves)
+
+    def tidy(self) -> bool:
+        """Use an idle moment: compact a little, or else give the memory of empty extents back. False if all is done."""
+        if self.asleep:
+            return False
+        if self.compact():
+            return True
+        stale = self.pool.extents.buddy.take_stale()
+        self.storage.decommit(stale)
+        return bool(stale)
+
+    def plan_size(self, kv_bytes: int) -> MemoryBudget:
+        """What the KV would have in `kv_bytes`; raises `NoRoom` if that is less than one request, or not there."""
+        budget = resized(self.budget, self._demand, kv_bytes, self._layout)
+        if kv_bytes > self.budget.kv_bytes:
+            memory = self._model.memory()
+            other_bytes = memory.used_bytes - self.pool.extents.leased * self._layout.extent_bytes
+            left_bytes = int(self._demand.utilization * memory.total_bytes) - other_bytes - budget.activation_bytes
+            most_bytes = min(left_bytes, self._layout.bytes_for(self.pool.extents.ids))
+            if kv_bytes > most_bytes:
+                raise NoRoom(f"the KV memory can't grow to {kv_bytes} bytes: it can have {most_bytes} now")
+        return budget
+
+    def resize(self, budget: MemoryBudget) -> None:
+        """Have the KV memory of `plan_size`; no more of its pages may be held."""
+        self.storage.copy_pages(self.pool.resize(budget.pages))
+        self.storage.decommit(self.pool.extents.buddy.take_stale())
+        self.pool.watermark_pages = budget.watermark_pages
+        self.budget = budget
+        log.info("memory: %s", budget)
+
+    def sleep(self) -> None:
+        """Give the memory of weights and KV back. Nobody may hold a page; what is cached is lost."""
+        if self.pool.held:
+            raise RuntimeError(f"{self.pool.held} pages are held, the memory can't be given back")
+        self.pool.forget()
+        self.pool.extents.buddy.take_stale()
+        self._model.release_kv()
+        self._model.sleep()
+        self.asleep = True
+
+    def wake(self) -> None:
+        """Have the same weights and as much KV memory again."""
+        self._model.wake()
+        self.storage = self.swap.storage = self._allocate(self.pool.total, self.pool.extents.buddy.units)
+        self.asleep = False
+
+    def check(self) -> None:
+        """Raise AssertionError if the swap space's counts are wrong; the scheduler checks the pool with its holders."""
+        self.swap.check()
+
+    def _solve(self, activation_bytes: int) -> MemoryBudget:
+        return solve(self._demand, self._model.memory(), activation_bytes, self._layout)
+
+    def _allocate(self, pages: int, units: int = 0) -> KVStorage:
+        """Storage for the pages, with addresses to grow into: those of the whole machine, or `units` exactly."""
+        least = self._layout.units_for(pages)
+        most = units or max(least, machine_bytes() // UNIT_BYTES)
+        return self._model.allocate_kv(self._layout, units or least, most)
+
+    def _new_pool(self, storage: KVStorage, pages: int) -> PagePool:
+        layout = storage.layout
+        extents = Extents(Buddy(storage.units), layout.extent_order, layout.pages_per_extent)
+        return PagePool(pages, layout.page_size, extents)
+
+    def _verified_activation_bytes(self) -> int:
+        """What a step of the whole token budget needs, by the estimate or by what a smaller step really used.
+
+        The step runs twice: what the first leaves behind is part of the memory in use, and what the second
+        needs for a moment is its activations.
+        """
+        model, config = self._model, self._config
+        tokens = min(config.max_num_batched_tokens, self.max_seq_len, WARM_UP_TOKENS)
+        needed_pages = -(-tokens // config.page_size)
+        pages = self._new_pool(self._allocate(needed_pages), needed_pages).allocate(needed_pages)
+        executor = Executor(model, config.page_size)
+        sequence = TokenSequence("warm-up", [0] * tokens, tokens, tokens + 1, pages=pages)
+        executor.execute([Chunk(sequence, 0, tokens)])
+        before_bytes = model.memory().used_bytes
+        model.take_peak_bytes()
+        executor.execute([Chunk(sequence, 0, tokens)])
+        used_bytes = max(0, model.take_peak_bytes() - before_bytes)
+        model.release_kv()
+        expected_bytes = model.activation_bytes(tokens, 1)
+        whole_bytes = self.budget.activation_bytes
+        if used_bytes > expected_bytes:
+            corrected_bytes = whole_bytes + (used_bytes - expected_bytes) * config.max_num_batched_tokens // tokens
+            log.warning(
+                "a step of %d tokens used %d bytes, %d were expected: activations are taken to be %d bytes",
+                tokens, used_bytes, expected_bytes, corrected_bytes,
+            )  # fmt: skip
+            return corrected_bytes
+        log.info("a step of %d tokens used %d bytes, %d were expected", tokens, used_bytes, expected_bytes)
+        return whole_bytes
