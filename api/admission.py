@@ -15,6 +15,7 @@ from api.threads import LedgerThreads
 from ledger.contract import LedgerProtocol
 from text.bundle import TextBundle
 from text.limits import PromptRefused, check_prompt
+from text.parameters import check_parameters
 from text.tokenizer import Tokenizer
 
 CARDS_TTL_S = 2.0
@@ -41,22 +42,13 @@ class Admission:
         return self._cards
 
     async def check(self, request: JobRequest) -> None:
-        """Raise NotFound for an unknown model and BadRequest for a prompt that it can't run."""
+        """Raise NotFound for an unknown model and BadRequest for what it can't run."""
         card = await self.card(request.model)
         if request.messages is not None and not card.chat:
             raise invalid(f"model {card.id!r} has no chat template: give a prompt", "messages")
         tokenizer = await self._tokenizer(card)
-        check = partial(
-            check_prompt,
-            tokenizer,
-            prompt=request.prompt,
-            messages=None if request.messages is None else [m.model_dump() for m in request.messages],
-            max_tokens=request.max_tokens,
-            max_seq_len=card.max_seq_len,
-            stop_token_ids=request.stop_token_ids,
-        )
         try:
-            await to_thread.run_sync(check, limiter=self._encoding)
+            await to_thread.run_sync(partial(_check, request, card, tokenizer), limiter=self._encoding)
         except PromptRefused as refused:
             raise invalid(str(refused), refused.param, refused.code) from None
 
@@ -90,3 +82,21 @@ class Admission:
         if data is None:
             raise LookupError(f"model {model!r} is registered without its text bundle")
         return Tokenizer(TextBundle.from_bytes(data))
+
+
+def _check(request: JobRequest, card: ModelCard, tokenizer: Tokenizer) -> None:
+    """Raise `PromptRefused` for what this model can't run: the engine asks the same functions."""
+    tokens = check_prompt(
+        tokenizer,
+        prompt=request.prompt,
+        messages=None if request.messages is None else [m.model_dump() for m in request.messages],
+        max_tokens=request.max_tokens,
+        max_seq_len=card.max_seq_len,
+    )
+    check_parameters(
+        request,
+        prompt_tokens=len(tokens),
+        max_seq_len=card.max_seq_len,
+        vocab_size=card.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+    )

@@ -42,8 +42,8 @@ class Follower:
         self._job = job
         self._cursor = last_id or "0-0"
         self._key = stream_key(job.id)
-        self._chars: int | None = None if last_id else 0
-        """End of the text that this reader has; None while that isn't known."""
+        self._chars: dict[int, int] | None = None if last_id else {}
+        """End of the text that this reader has, by completion; None while that isn't known."""
 
     async def frames(self) -> AsyncIterator[bytes]:
         """SSE frames until the job has ended or the process stops."""
@@ -111,7 +111,10 @@ class Follower:
         return before != (self._job.status, self._job.attempt)
 
     def _forward(self, entry_id: str, event: StateEvent | TokenEvent) -> bytes:
-        self._chars = event.offset + len(event.text) if isinstance(event, TokenEvent) else 0
+        if not isinstance(event, TokenEvent):
+            self._chars = {}
+        elif self._chars is not None:
+            self._chars[event.index] = event.offset + len(event.text)
         return frame(event, entry_id)
 
     def _state(self, entry_id: str | None) -> bytes:
@@ -120,13 +123,22 @@ class Follower:
 
     async def _last(self, entry_id: str | None) -> AsyncIterator[bytes]:
         """The text that the stream did not have, and the ended job."""
-        text = self._job.result.text if self._job.result else ""
-        start = self._chars
-        if start is None and not await self._has_stream():
-            start = 0
-        if start is not None and start < len(text):
-            yield frame(TokenEvent(attempt=self._job.attempt, offset=start, text=text[start:]), None)
+        if self._chars is None and not await self._has_stream():
+            self._chars = {}
+        if self._chars is not None:
+            for index, text in enumerate(self._texts()):
+                start = self._chars.get(index, 0)
+                if start < len(text):
+                    event = TokenEvent(attempt=self._job.attempt, index=index, offset=start, text=text[start:])
+                    yield frame(event, None)
         yield self._state(entry_id)
+
+    def _texts(self) -> list[str]:
+        """The text of each completion."""
+        result = self._job.result
+        if result is None:
+            return []
+        return [choice.text for choice in result.choices] or [result.text]
 
     async def _has_stream(self) -> bool:
         try:

@@ -9,8 +9,8 @@ from typing import Protocol
 from engine.memory import Page
 from engine.memory.machine import DeviceMemory
 from engine.memory.storage import KVStorage
+from engine.rows import Rows
 from engine.scheduler import Chunk
-from engine.sequence import TokenSequence
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled, SamplingBatch
 from text.bundle import TextBundle
@@ -33,7 +33,7 @@ class Batch:
     block_tables: list[list[int]]
     """[R] ids of each request's pages, in order"""
     sample_rows: list[int]
-    """[S] rows of the flat batch whose logits are wanted"""
+    """[S] rows of the flat batch whose logits are wanted, in ascending order"""
     sampling: SamplingBatch
     known_tokens: list[list[int]] = field(default_factory=list)
     """[R] every token of each request, its context and what may come after it; read only, valid for this step"""
@@ -118,10 +118,11 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
     positions: list[int] = []
     slots: list[int] = []
     query_start = [0]
-    sample_rows: list[int] = []
-    sampled: list[TokenSequence] = []
-    for sequence, start, end in chunks:
+    rows = Rows()
+    for chunk in chunks:
+        sequence, start, end = chunk
         tokens = sequence.tokens
+        rows.add(chunk, len(token_ids))
         if end - start == 1:
             token_ids.append(tokens[start])
             positions.append(start)
@@ -131,9 +132,6 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
             positions += range(start, end)
             slots += _slots(sequence.pages, start, end, page_size)
         query_start.append(len(token_ids))
-        if end == len(tokens):
-            sample_rows.append(len(token_ids) - 1)
-            sampled.append(sequence)
     return Batch(
         token_ids=token_ids,
         positions=positions,
@@ -141,10 +139,23 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         query_start=query_start,
         context_len=[chunk.end for chunk in chunks],
         block_tables=[[page.id for page in chunk.sequence.pages] for chunk in chunks],
-        sample_rows=sample_rows,
-        sampling=_sampling(sampled),
+        sample_rows=rows.flat,
+        sampling=rows.sampling(),
         known_tokens=[chunk.sequence.tokens for chunk in chunks],
     )
+
+
+def check_sampled(sampled: Sampled, batch: Batch, vocab_size: int) -> None:
+    """Raise RuntimeError for an answer that doesn't fit the batch: it would be committed as somebody's tokens."""
+    tokens, rows, asked = sampled.tokens, len(batch.sample_rows), batch.sampling.logprobs
+    if len(tokens) != rows:
+        raise RuntimeError(f"the model returned {len(tokens)} tokens for {rows} rows")
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise RuntimeError("the model returned a token outside its vocabulary")
+    if asked is not None:
+        told = sampled.logprobs or []
+        if len(told) != rows or any(count >= 0 and one is None for count, one in zip(asked, told, strict=True)):
+            raise RuntimeError("the model returned no logprobs for a row that reports them")
 
 
 def _slots(pages: list[Page], start: int, end: int, page_size: int) -> Iterator[int]:
@@ -154,18 +165,3 @@ def _slots(pages: list[Page], start: int, end: int, page_size: int) -> Iterator[
         first = pages[page].id * page_size + offset
         yield from range(first, first + count)
         start += count
-
-
-def _sampling(sequences: list[TokenSequence]) -> SamplingBatch:
-    if not sequences:
-        return SamplingBatch((), (), (), (), (), (), ())
-    temperature, top_k, top_p, min_p, seed = zip(*[sequence.sampling for sequence in sequences], strict=True)
-    return SamplingBatch(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        position=tuple([len(sequence.tokens) for sequence in sequences]),
-        banned=tuple([sequence.banned for sequence in sequences]),
-    )

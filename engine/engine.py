@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.batch import Model
+from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.contract import EngineStats
 from engine.counters import Counters
 from engine.deadlines import Deadlines
 from engine.executor import Executed, Executor, Failed, OutOfMemory
 from engine.generation import Generation
-from engine.memory import root_hash
+from engine.preparation import Preparation
 from engine.request import (
     EngineRequest,
     FinishReason,
@@ -25,9 +26,7 @@ from engine.request import (
 )
 from engine.residence import Residence
 from engine.scheduler import Chunk, Plan, Scheduler
-from engine.sequence import RowSampling, TokenSequence
 from kernels.sampling import Sampled
-from text.limits import PromptRefused, check_prompt, most_tokens
 from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -66,9 +65,12 @@ class Engine:
         self.max_seq_len = self._memory.max_seq_len
         """Most tokens of prompt and output: the model's limit or the configured one."""
         self._scheduler = Scheduler(self._memory.pool, config)
+        self._preparation = Preparation(self._tokenizer, model.info, config)
         self._executor = Executor(model, config.page_size)
         self._deadlines = Deadlines()
+        self._requests: dict[str, Choices] = {}
         self._live: dict[str, Generation] = {}
+        self._failed: list[str] = []
         self._deltas: list[TokenDelta] = []
         self._finished: list[RequestOutput] = []
         self._arrivals = 0
@@ -82,60 +84,31 @@ class Engine:
         """Take a request, or raise `RequestRefused`."""
         self.enter(self.prepare(request, self._clock()))
 
-    def prepare(self, request: EngineRequest, arrived_s: float) -> Generation:
+    def prepare(self, request: EngineRequest, arrived_s: float) -> Choices:
         """Tokenise a request and check it against the model's limits. Touches no state: any thread may call it."""
-        params = request.params
-        try:
-            tokens = check_prompt(
-                self._tokenizer,
-                prompt=request.prompt,
-                messages=request.messages,
-                max_tokens=params.max_tokens,
-                max_seq_len=self.max_seq_len,
-                stop_token_ids=params.stop_token_ids,
-            )
-        except PromptRefused as refused:
-            raise RequestRefused(refused.code, str(refused), refused.param) from refused
-        own_ends = () if params.ignore_eos else self._tokenizer.eos_token_ids
-        sequence = TokenSequence(
-            id=request.id,
-            tokens=tokens,
-            prompt_tokens=len(tokens),
-            max_len=len(tokens) + most_tokens(len(tokens), params.max_tokens, self.max_seq_len),
-            priority=request.priority,
-            tenant=request.tenant,
-            deadline_s=request.deadline_s,
-            root=self._root(request.namespace) if self._config.enable_prefix_caching else None,
-            sampling=RowSampling.of(params),
-            end_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
-            ends_from=len(tokens) + params.min_tokens,
-        )
-        if sequence.root is not None:
-            sequence.page_hashes(self._config.page_size)  # here rather than between two steps
-        return Generation(request, sequence, self._tokenizer, arrived_s)
+        return self._preparation.prepare(request, arrived_s, self.max_seq_len)
 
-    def _root(self, namespace: str) -> bytes:
-        return root_hash(f"{self._model.info.revision}/{namespace}")
-
-    def enter(self, generation: Generation) -> None:
+    def enter(self, choices: Choices) -> None:
         """Take a prepared request."""
-        if generation.id in self._live:
-            raise ValueError(f"request {generation.id} is in the engine already")
-        sequence = generation.sequence
-        self._arrivals += 1
-        sequence.arrival = self._arrivals
-        if sequence.max_len == sequence.prompt_tokens:
-            self._end(generation, FinishReason.LENGTH)
-            return
-        self._scheduler.add(sequence, self._clock())
-        self._live[generation.id] = generation
-        if sequence.deadline_s is not None:
-            self._deadlines.add(generation.id, sequence.deadline_s)
+        if choices.id in self._requests:
+            raise ValueError(f"request {choices.id} is in the engine already")
+        self._requests[choices.id] = choices
+        for generation in choices.generations:
+            sequence = generation.sequence
+            self._arrivals += 1
+            sequence.arrival = self._arrivals
+            if sequence.needs_nothing:
+                self._end(generation, FinishReason.LENGTH)
+            else:
+                self._scheduler.add(sequence, self._clock())
+                self._live[generation.id] = generation
+                if sequence.deadline_s is not None:
+                    self._deadlines.add(generation.id, sequence.deadline_s)
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its pages; the next step reports it. Unknown ids are ignored."""
-        generation = self._live.get(request_id)
-        if generation is not None:
+        choices = self._requests.get(request_id)
+        for generation in choices.live if choices is not None else ():
             self._end(generation, FinishReason.ABORT)
 
     @property
@@ -178,14 +151,17 @@ class Engine:
 
     def abort_all(self) -> None:
         """Drop every request, as `abort` does."""
-        for request_id in tuple(self._live):
+        for request_id in tuple(self._requests):
             self.abort(request_id)
 
     def abandon(self, error: str) -> StepResult:
         """Fail every request without touching the scheduler; for a host that gives the engine up after a fault."""
-        for generation in self._live.values():
-            self._conclude(generation, FinishReason.ERROR)
-            self._record(generation, error, ENGINE_ERROR)
+        for choices in self._requests.values():
+            for generation in choices.live:
+                self._conclude(generation, FinishReason.ERROR)
+            choices.blame(error, ENGINE_ERROR)
+            self._record(choices)
+        self._requests.clear()
         self._live.clear()
         self._deadlines.clear()
         cap = self._scheduler.max_num_seqs
@@ -255,6 +231,8 @@ class Engine:
         self._memory.check()
         scheduled = {*(s.id for s in self._scheduler.running), *(s.id for s in self._scheduler.waiting)}
         assert scheduled == set(self._live), "the scheduler and the engine know different requests"
+        live = {generation.id for choices in self._requests.values() for generation in choices.live}
+        assert live == set(self._live), "a request has lost one of its completions"
 
     def close(self) -> None:
         """Release the model. The engine is of no use afterwards."""
@@ -265,10 +243,11 @@ class Engine:
         first = []
         for sequence in plan.admitted:
             generation = self._live[sequence.id]
-            if generation.admitted_s is None:
-                generation.admitted_s = now_s
+            choices = self._requests[generation.request_id]
+            if choices.admitted_s is None:
+                choices.admitted_s = now_s
                 self._counters.prompt_tokens += sequence.prompt_tokens
-                first.append((sequence.id, now_s))
+                first.append((choices.id, now_s))
         self._counters.preemptions += len(plan.preempted)
         return tuple(first)
 
@@ -290,24 +269,32 @@ class Engine:
                     short = True
         if not short:
             self._scheduler.budget.recover()
+        while self._failed:
+            self.abort(self._failed.pop())
 
     def _commit(self, chunks: Sequence[Chunk], sampled: Sampled) -> None:
         now_s = self._clock()
-        tokens = sampled.tokens
         size = len(chunks)
         self._counters.max_batch_size = max(self._counters.max_batch_size, size)
-        self._counters.generation_tokens += len(tokens)
-        new = iter(tokens)
+        row = 0
         for chunk in chunks:
             sequence = chunk.sequence
             generation = self._live[sequence.id]
             generation.count_step(size)
-            samples = chunk.samples
+            samples, scores = chunk.samples, len(sequence.unscored(chunk.start, chunk.end))
             self._scheduler.commit(chunk)
+            if scores:
+                generation.score(sampled.reports(row, row + scores))
+                row += scores
             if samples:
-                self._deltas.append(generation.append(next(new), now_s))
+                self._counters.generation_tokens += 1
+                report = sampled.logprobs[row] if sampled.logprobs is not None else None
+                self._deltas.append(generation.append(sampled.tokens[row], now_s, report))
+                row += 1
                 if generation.finish_reason is not None:
-                    self._retire(generation)
+                    self._retire(generation, generation.error, ENGINE_ERROR if generation.error else None)
+            elif sequence.complete:
+                self._end(generation, FinishReason.LENGTH)
 
     def _end(
         self, generation: Generation, reason: FinishReason, error: str | None = None, code: str | None = None
@@ -325,9 +312,15 @@ class Engine:
         if self._live.pop(generation.id, None) is not None:
             self._deadlines.discard(generation.id)
             self._scheduler.remove(generation.sequence)
-        self._record(generation, error, code)
+        choices = self._requests[generation.request_id]
+        choices.blame(error, code)
+        if not choices.live:
+            del self._requests[choices.id]
+            self._record(choices)
+        elif error is not None:
+            self._failed.append(choices.id)
 
-    def _record(self, generation: Generation, error: str | None, code: str | None) -> None:
-        output = generation.output(self._clock(), error, code)
+    def _record(self, choices: Choices) -> None:
+        output = choices.output(self._clock())
         self._counters.requests_finished[output.finish_reason.value] += 1
         self._finished.append(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engine.batch import Model, build_batch
+from engine.batch import Model, build_batch, check_sampled
 from engine.memory import PagePool
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
@@ -85,11 +85,7 @@ class Executor:
         """Run chunks as one batch, and check that the answer has a meaning."""
         batch = build_batch(chunks, self._page_size)
         sampled = self._model.execute(batch)
-        tokens = sampled.tokens
-        if len(tokens) != len(batch.sample_rows):
-            raise RuntimeError(f"the model returned {len(tokens)} tokens for {len(batch.sample_rows)} rows")
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self._model.info.vocab_size):
-            raise RuntimeError("the model returned a token outside its vocabulary")
+        check_sampled(sampled, batch, self._model.info.vocab_size)
         return sampled
 
     def _probe(self, pool: PagePool) -> None:

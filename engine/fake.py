@@ -1,7 +1,9 @@
 """A model without weights, for tests of everything around a model: `fake`, or `fake:step_s=0.01,context_len=512`.
 
-The next token is a pure function of the last token and its position, and makes words of small
-letters. It never ends a text by itself. Marks in the prompt, N counted in tokens after the mark:
+The likeliest next token is a pure function of the last token and its position, and makes words of
+small letters; the others follow in the order of their ids. It is always greedy, and fulfils
+everything else that is asked of a row. It never ends a text by itself. Marks in the prompt, N
+counted in tokens after the mark:
 
     <<eos:N>>     the end of text is chosen at N
     <<raise:N>>   every step that holds the request raises once it knows N tokens after the mark
@@ -17,17 +19,18 @@ import os
 import re
 import signal
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from engine.batch import HOST_KV_BYTES, Batch, Model, ModelInfo
+from engine.fake_sampling import take
 from engine.memory import Move
 from engine.memory.machine import DeviceMemory
 from kernels.kv import KVLayout
-from kernels.sampling import Sampled
+from kernels.sampling import Sampled, TokenLogprobs
 from text.bundle import TextBundle
 
 _OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int}
@@ -181,19 +184,26 @@ class FakeModel:
         for row in range(len(batch.context_len)):
             context = self._read(storage, batch, row)
             ends.append(self._obey(context))
-        row_of = {end - 1: row for row, end in enumerate(batch.query_start[1:])}
-        rows = enumerate(batch.sample_rows)
-        return Sampled([self._next(batch, at, sampled, ends[row_of[at]]) for sampled, at in rows])
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        for sampled, at in enumerate(batch.sample_rows):
+            request = bisect_right(batch.query_start, at) - 1
+            last = at + 1 == batch.query_start[request + 1]
+            wanted = self._wanted(batch, at, sampled, ends[request] and last)
+            token, told = take(wanted, self.info.vocab_size, batch.sampling, sampled)
+            tokens.append(token)
+            logprobs.append(told)
+        return Sampled(tokens, None if batch.sampling.logprobs is None else logprobs)
 
     def close(self) -> None:
         self._storage = None
 
-    def _next(self, batch: Batch, at: int, sampled: int, end: bool) -> int:
+    def _wanted(self, batch: Batch, at: int, sampled: int, end: bool) -> tuple[int, ...]:
+        """The likeliest tokens of one row: the end of text if it ends here, and what follows."""
         position = batch.positions[at] + 1
         assert batch.sampling.position[sampled] == position, "a row is sampled for another position"
-        banned = batch.sampling.banned[sampled]
-        wanted = (*(self.info.text.eos_token_ids if end else ()), self._choose(batch.token_ids[at], position))
-        return next(token for token in chain(wanted, range(self.info.vocab_size)) if token not in banned)
+        ends = self.info.text.eos_token_ids[:1] if end else ()
+        return (*ends, self._choose(batch.token_ids[at], position))
 
     def _read(self, storage: FakeStorage, batch: Batch, row: int) -> list[int]:
         """The context of a request, as its block table gives it."""

@@ -1,56 +1,86 @@
-"""A request's output as it grows: text, the reason for its end, and where its time went."""
+"""One completion as it grows: text, the reason for its end, its logprobs, and where its time went."""
 
 from __future__ import annotations
 
-from engine.request import EngineRequest, FinishReason, RequestMetrics, RequestOutput, TokenDelta
+from collections.abc import Sequence
+
+from engine.grammar import GrammarFailed
+from engine.params import SamplingParams
+from engine.reporting import shown
+from engine.request import Choice, FinishReason, TokenDelta, TokenLogprob
 from engine.sequence import TokenSequence
+from kernels.sampling import TokenLogprobs
 from text.detokenizer import Detokenizer
 from text.stop import StopMatcher
 from text.tokenizer import Tokenizer
 
 
 class Generation:
-    """One request between its arrival and its output. The engine alone changes it."""
+    """One of a request's completions between its arrival and its end. The engine alone changes it."""
 
-    def __init__(self, request: EngineRequest, sequence: TokenSequence, tokenizer: Tokenizer, arrived_s: float) -> None:
-        params = request.params
-        self.id = request.id
+    def __init__(
+        self, request_id: str, index: int, params: SamplingParams, sequence: TokenSequence, tokenizer: Tokenizer
+    ) -> None:
+        self.id = sequence.id
+        self.request_id = request_id
+        self.index = index
         self.sequence = sequence
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self.admitted_s: float | None = None
+        self.error: str | None = None
+        """What went wrong, for a completion that failed by its own last token."""
+        self.prompt_logprobs: list[TokenLogprob] = []
+        """Of the prompt's second token and those after it, as far as they are computed."""
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.steps = 0
+        self.batch_size_sum = 0
+        self.batch_size_max = 0
         self._params = params
+        self._matcher = sequence.rules.matcher if sequence.rules is not None else None
         self._end_ids = frozenset(sequence.end_ids)
+        self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, sequence.tokens)
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._texts: list[str] = []
         self._chars = 0
-        self.arrived_s = arrived_s
-        self._first_token_s: float | None = None
-        self._last_token_s: float | None = None
-        self._steps = 0
-        self._batch_size_sum = 0
-        self._batch_size_max = 0
+        self._logprobs: list[TokenLogprob] = []
 
     def count_step(self, batch_size: int) -> None:
-        """Note that the request took part in a step of `batch_size` sequences."""
-        self._steps += 1
-        self._batch_size_sum += batch_size
-        self._batch_size_max = max(self._batch_size_max, batch_size)
+        """Note that it took part in a step of `batch_size` sequences."""
+        self.steps += 1
+        self.batch_size_sum += batch_size
+        self.batch_size_max = max(self.batch_size_max, batch_size)
 
-    def append(self, token_id: int, now_s: float) -> TokenDelta:
+    def score(self, found: Sequence[TokenLogprobs]) -> None:
+        """Take the logprobs of the next tokens of the prompt."""
+        self.prompt_logprobs += [shown(self._tokenizer, one) for one in found]
+        self.sequence.scored += len(found)
+
+    def append(self, token_id: int, now_s: float, found: TokenLogprobs | None = None) -> TokenDelta:
         """Take a new token; sets `finish_reason` if it is the last one."""
-        if self._first_token_s is None:
-            self._first_token_s = now_s
-        self._last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+        if found is not None:
+            self._logprobs.append(shown(self._tokenizer, found))
         tokens = self.sequence.tokens
         armed = len(tokens) >= self.sequence.ends_from
         tokens.append(token_id)
-        if armed and token_id in self._end_ids:
+        if token_id in self._end_ids and (armed or self._matcher is not None):
             return self._delta(self._end_by_token(token_id), (token_id,))
-        text, stop = self._stops.push(self._detokenizer.push(token_id), armed)
+        if self._matcher is not None:
+            try:
+                self._matcher.accept(token_id)
+            except GrammarFailed as error:
+                self.finish_reason, self.error = FinishReason.ERROR, str(error)
+                return self._delta(self._flush(), (token_id,))
+        text, stop = self._stops.push(self._detokenizer.push(token_id), armed, self._parses if self._matcher else None)
         if stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
+        elif self._matcher is not None and self._matcher.finished:
+            self.finish_reason = FinishReason.STOP
+            text += self._flush()
         elif len(tokens) == self.sequence.max_len:
             self.finish_reason = FinishReason.LENGTH
             text += self._flush()
@@ -62,47 +92,37 @@ class Generation:
         text = self._flush()
         return self._delta(text, ()) if text else None
 
-    def output(self, now_s: float, error: str | None = None, error_code: str | None = None) -> RequestOutput:
-        """The finished request."""
+    def choice(self) -> Choice:
+        """The finished completion."""
         assert self.finish_reason is not None
-        sequence = self.sequence
-        return RequestOutput(
-            request_id=self.id,
-            prompt_token_ids=tuple(sequence.tokens[: sequence.prompt_tokens]),
-            token_ids=tuple(sequence.tokens[sequence.prompt_tokens :]),
+        return Choice(
+            index=self.index,
+            token_ids=tuple(self.sequence.tokens[self.sequence.prompt_tokens :]),
             text="".join(self._texts),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            metrics=RequestMetrics(
-                arrived_s=self.arrived_s,
-                admitted_s=self.admitted_s,
-                first_token_s=self._first_token_s,
-                last_token_s=self._last_token_s,
-                finished_s=now_s,
-                cached_tokens=sequence.cached_tokens,
-                preemptions=sequence.preemptions,
-                mean_batch_size=self._batch_size_sum / self._steps if self._steps else None,
-                max_batch_size=self._batch_size_max or None,
-            ),
-            error=error,
-            error_code=error_code,
+            logprobs=tuple(self._logprobs) if self._params.logprobs is not None else None,
         )
+
+    def _parses(self, kept: str) -> bool:
+        """Whether the text follows the grammar if it ends with `kept`."""
+        return self._matcher is None or self._matcher.parses("".join(self._texts) + kept)
 
     def _end_by_token(self, token_id: int) -> str:
         self.finish_reason = FinishReason.STOP
         if token_id not in self._params.stop_token_ids:
             return self._flush()
         self.stop_reason = token_id
-        if not self._params.include_stop_str_in_output:
+        if not self._params.include_stop_str_in_output or self._matcher is not None:
             return self._flush()
-        shown = self._detokenizer.push(token_id)
-        return self._stops.flush() + shown + self._detokenizer.flush()
+        text = self._detokenizer.push(token_id)
+        return self._stops.flush() + text + self._detokenizer.flush()
 
     def _flush(self) -> str:
         return self._stops.flush() + self._detokenizer.flush()
 
     def _delta(self, text: str, token_ids: tuple[int, ...]) -> TokenDelta:
-        delta = TokenDelta(self.id, text, self._chars, token_ids)
+        delta = TokenDelta(self.request_id, text, self._chars, token_ids, self.index)
         if text:
             self._texts.append(text)
             self._chars += len(text)

@@ -1,10 +1,17 @@
-"""Requests, their sampling parameters and their outputs. No torch here."""
+"""Requests and their outputs. No torch here."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+from engine.params import RequestRefused, SamplingParams
+
+__all__ = [
+    "Choice", "EngineRequest", "FinishReason", "RequestMetrics", "RequestOutput", "RequestRefused", "SamplingParams",
+    "TokenDelta", "TokenLogprob", "TopLogprob",
+]  # fmt: skip
 
 
 class FinishReason(StrEnum):
@@ -14,55 +21,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-class RequestRefused(ValueError):
-    """The request can't run on this model; the message says why, `code` is a reason of the job contract."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to choose tokens and when to stop. Names and meanings as in vLLM and OpenAI's API.
-
-    `temperature` under 1e-5 and `top_k=1` are greedy. `top_k` -1 and 0 keep every token; `top_p=0`
-    keeps the likeliest token; `max_tokens=0` gives an empty text with reason `length`. Nothing stops
-    a request before `min_tokens`. `ignore_eos` leaves the user's own `stop_token_ids` in force.
-    """
-
-    max_tokens: int = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise `RequestRefused` for values without a meaning. `stop` may be given as one string, or any sequence."""
-        stop: object = self.stop
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        self._require("max_tokens", self.max_tokens >= 0, "at least 0")
-        self._require("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"from 0 to max_tokens={self.max_tokens}")
-        self._require("temperature", 0 <= self.temperature < math.inf, "a finite number, at least 0")
-        self._require("top_p", 0 <= self.top_p <= 1, "from 0 to 1")
-        self._require("top_k", self.top_k >= -1, "at least -1")
-        self._require("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
-        self._require("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2**63 - 1")
-        self._require("stop", all(self.stop), "strings that are not empty")
-
-    def _require(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            raise RequestRefused("invalid_request", f"{name} must be {what}, got {getattr(self, name)!r}", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +65,51 @@ class TokenDelta:
     offset: int
     """Characters of output before `text`."""
     token_ids: tuple[int, ...]
+    index: int = 0
+    """Which of the request's completions it is."""
+
+
+class TopLogprob(NamedTuple):
+    """A token that might have come, and how likely it was: the raw log-softmax, at least -9999."""
+
+    token_id: int
+    token: str
+    """Its text, with U+FFFD where its bytes are no whole character; the name of a special one."""
+    bytes: bytes
+    logprob: float
+
+
+class TokenLogprob(NamedTuple):
+    """The token that came, its place among all, and the likeliest, which it may or may not be one of."""
+
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+    rank: int
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One completion of a finished request."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    logprobs: tuple[TokenLogprob, ...] | None
+    """One for each of `token_ids`, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request. The deltas' texts joined equal `text`, always."""
+    """A finished request. The deltas' texts joined equal `text`, always.
+
+    Text and tokens are those of its first completion. The reason is `error` or `abort` if any
+    completion ended so, else the first one's.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -125,3 +123,8 @@ class RequestOutput:
     error_code: str | None = None
     """A reason of the job contract: for `error` `invalid_request`, `context_length_exceeded` and others; for `abort`
     `deadline_exceeded` if that was the cause."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One for each token of the prompt, None for the first, as far as they were computed."""
+    choices: tuple[Choice, ...] = ()
+    """Every completion, in order; none of a request that never ran."""

@@ -31,8 +31,8 @@ class Chunk(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether the step brings a new token: the chunk reaches the last one known."""
-        return self.end == len(self.sequence.tokens)
+        """Whether the step brings a new token: the chunk reaches the last one known, and one more may come."""
+        return self.end == len(self.sequence.tokens) < self.sequence.max_len
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.memory import Page, page_hash
-from engine.request import SamplingParams
-
-GREEDY_BELOW = 1e-5
-"""Temperatures under it choose the likeliest token."""
+from engine.params import SamplingParams
+from engine.rules import TokenRules
+from kernels.sampling import GREEDY_TEMPERATURE
 
 
 class RowSampling(NamedTuple):
@@ -26,7 +25,8 @@ class RowSampling(NamedTuple):
     def of(cls, params: SamplingParams) -> RowSampling:
         """A request's parameters; all greedy ones become the same, and a seed is drawn if none was given."""
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        if params.temperature < GREEDY_BELOW or params.top_k == 1 or params.top_p == 0:
+        cold = params.temperature < GREEDY_TEMPERATURE
+        if cold or params.top_k == 1 or params.top_p == 0 or params.min_p == 1:
             return GREEDY._replace(seed=seed)
         return cls(params.temperature, max(params.top_k, 0), params.top_p, params.min_p, seed)
 
@@ -63,12 +63,23 @@ class TokenSequence:
     """Token ids that end it."""
     ends_from: int = 0
     """Known tokens before which nothing may end it."""
+    rules: TokenRules | None = None
+    """What else decides on its next token."""
+    logprobs: int = -1
+    """Likeliest tokens to report beside each one of the output, -1 to report nothing."""
+    prompt_logprobs: int = -1
+    """The same for the prompt."""
+    scored: int = 1
+    """Prompt tokens whose logprobs are known, or never will be: the first one's."""
     computed: int = 0
     """Tokens whose KV is written."""
     pages: list[Page] = field(default_factory=list)
     preemptions: int = 0
     root: bytes | None = None
-    """Parent of its first page's hash: its pages are shared with sequences of the same one; None shares nothing."""
+    """Parent of its first page's hash: its pages are shared with sequences of the same one; None shares nothing.
+
+    None if its prompt is scored: that takes every row.
+    """
     hashes: list[bytes] = field(default_factory=list)
     """Of its full pages, as far as they were asked for."""
     shared_pages: int = 0
@@ -106,3 +117,19 @@ class TokenSequence:
     def banned(self) -> tuple[int, ...]:
         """Token ids that may not come next."""
         return self.end_ids if len(self.tokens) < self.ends_from else ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is computed, and nothing may come after it: its prompt was to be scored, no more."""
+        return self.computed == len(self.tokens) == self.max_len
+
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether there is nothing to compute for it: no token may come, and no prompt is to be scored."""
+        return self.max_len == self.prompt_tokens and self.prompt_logprobs < 0
+
+    def unscored(self, start: int, end: int) -> range:
+        """Prompt tokens that rows `start : end` score for the first time; row i scores token i + 1."""
+        if self.prompt_logprobs < 0:
+            return range(0)
+        return range(self.scored, min(end + 1, self.prompt_tokens)) if start < self.scored <= end else range(0)

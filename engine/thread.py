@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from engine.batch import Model
+from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.contract import EngineListener, EngineStats
 from engine.engine import ENGINE_ERROR, Engine, StepResult
-from engine.generation import Generation
 from engine.request import EngineRequest, RequestOutput, RequestRefused
 
 log = logging.getLogger(__name__)
@@ -154,14 +154,14 @@ class EngineThread:
     def _prepare(self, request: EngineRequest, arrived_s: float) -> Callable[[], None]:
         """Do the slow part of taking a request; what is left is for the engine's thread."""
         try:
-            generation = self._engine.prepare(request, arrived_s)
+            choices = self._engine.prepare(request, arrived_s)
         except RequestRefused as error:
             refused = error
         except BaseException as error:  # a panic in the tokenizer's native code is no Exception
             log.exception("request %s can't be prepared", request.id)
             refused = RequestRefused(ENGINE_ERROR, f"{type(error).__name__}: {error}")
         else:
-            return lambda: self._enter(request, generation)
+            return lambda: self._enter(request, choices)
         return lambda: self._refuse(request, refused, arrived_s)
 
     def _loop(self) -> None:
@@ -182,18 +182,20 @@ class EngineThread:
             self._inbox.popleft()()
         busy = self._failure is None and self._engine.has_work
         if busy:
-            self._report(self._engine.step())
+            result = self._engine.step()
+            self._stats = self._engine.stats()
+            self._report(result)
         elif self._failure is None:
             self._engine.check()
             busy = self._engine.tidy()
         self._stats = self._engine.stats()
         return busy
 
-    def _enter(self, request: EngineRequest, generation: Generation) -> None:
+    def _enter(self, request: EngineRequest, choices: Choices) -> None:
         if self._failure is None:
-            self._engine.enter(generation)
+            self._engine.enter(choices)
         else:
-            self._refuse(request, RequestRefused(ENGINE_ERROR, self._failure), generation.arrived_s)
+            self._refuse(request, RequestRefused(ENGINE_ERROR, self._failure), choices.arrived_s)
 
     def _refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> None:
         self._finish([self._engine.refuse(request, refused, arrived_s)])

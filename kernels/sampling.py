@@ -57,6 +57,10 @@ class Sampled(NamedTuple):
     logprobs: list[TokenLogprobs | None] | None = None
     """[S], or None if no row reports."""
 
+    def reports(self, first: int, end: int) -> list[TokenLogprobs]:
+        """Those of rows `first : end` that report."""
+        return [report for report in (self.logprobs or ())[first:end] if report is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:

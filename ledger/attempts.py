@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from ledger.clock import db_now
 from ledger.contract import Lease, Outcome, Renewal, Topic
 from ledger.models import JobRow, ResultRow
-from ledger.rows import WHY, dispatch, drop_publications, end, insert_jobs, lock_jobs
+from ledger.rows import RESULT_FIELDS, WHY, dispatch, drop_publications, end, insert_jobs, lock_jobs
 from ledger.states import CANCELLED, EXPIRED, FAILED, QUEUED, RUNNING, SUCCEEDED, move
 
 _MAX_RAW_CHARS = 65_536
@@ -120,14 +120,12 @@ def _write(connection: Connection, ends: Sequence[tuple[Row[Any], Outcome]]) -> 
                 "completion_tokens": usage.completion_tokens if usage is not None else None,
             }
         )
+        brought = result.model_dump(mode="json") if result is not None else {}
         results.append(
             {
                 "job_id": row.id,
-                "text": result.text if result is not None else None,
-                "token_ids": result.token_ids if result is not None else None,
-                "finish_reason": result.finish_reason if result is not None else None,
-                "stop_reason": result.stop_reason if result is not None else None,
-                "usage": usage.model_dump() if usage is not None else None,
+                **{name: brought.get(name) for name in RESULT_FIELDS},
+                "choices": brought.get("choices") or None,
                 "timings": {name: value for name, value in timings.model_dump().items() if _tellable(value)},
             }
         )

@@ -48,7 +48,7 @@ def new_row(job_id: str, asked: JobRequest, seeded: JobRequest, now: datetime) -
         "idempotency_key": asked.idempotency_key,
         "fingerprint": asked.fingerprint(),
         "metadata": asked.metadata,
-        "request": seeded.model_dump(mode="json"),
+        "request": seeded.body(),
     }
 
 
@@ -110,7 +110,7 @@ def page(connection: Connection, where: JobFilter) -> JobPage:
         wanted.append(JobRow.model == where.model)
     if where.tenant is not None:
         wanted.append(JobRow.tenant == where.tenant)
-    statement = select_jobs().where(*wanted)
+    statement = select_jobs(whole=False).where(*wanted)
     if where.after is not None:
         statement = statement.where(
             tuple_(JobRow.created_at, JobRow.id) < _position(connection, where.after, where.tenant)

@@ -161,6 +161,10 @@ class ResultRow(Base):
     finish_reason: Mapped[str | None] = mapped_column(String(16))
     stop_reason: Mapped[str | int | None] = mapped_column(JSON(none_as_null=True))
     usage: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
+    choices: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    """Every completion, of a job that asked for several."""
+    logprobs: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    prompt_logprobs: Mapped[list[dict[str, Any] | None] | None] = mapped_column(JSON(none_as_null=True))
     timings: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.contract import Job, JobError, JobResult, JobStatus, Reason, Timings, Usage
+from headrace.contract import Job, JobError, JobResult, JobStatus, Reason, Timings
 from sqlalchemy import Result, Row, Select, delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
@@ -39,6 +39,10 @@ _SHOWN = (
     ResultRow.usage,
     ResultRow.timings,
 )
+_LARGE = (ResultRow.choices, ResultRow.logprobs, ResultRow.prompt_logprobs)
+"""Left out of lists of jobs: a hundred of them would be hundreds of megabytes."""
+RESULT_FIELDS = tuple(JobResult.model_fields)
+"""Columns of a result that are the fields of what the doors show."""
 
 WHY = {
     Reason.CANCELLED: "the job was cancelled",
@@ -48,22 +52,18 @@ WHY = {
 """What is told of an end that came with no message of its own."""
 
 
-def select_jobs() -> Select[Any]:
-    """Jobs with their results, for `to_job`."""
-    return select(*_SHOWN).select_from(JobRow).outerjoin(ResultRow, ResultRow.job_id == JobRow.id)
+def select_jobs(*, whole: bool = True) -> Select[Any]:
+    """Jobs with their results, for `to_job`; without logprobs and further completions unless they are `whole`."""
+    columns = (*_SHOWN, *_LARGE) if whole else _SHOWN
+    return select(*columns).select_from(JobRow).outerjoin(ResultRow, ResultRow.job_id == JobRow.id)
 
 
 def to_job(row: Row[Any]) -> Job:
     """The job as the doors show it."""
     result = None
     if row.text is not None:
-        result = JobResult(
-            text=row.text,
-            token_ids=row.token_ids or [],
-            finish_reason=row.finish_reason,
-            stop_reason=row.stop_reason,
-            usage=Usage(**(row.usage or {})),
-        )
+        stored = {name: value for name, value in row._mapping.items() if name in RESULT_FIELDS and value is not None}
+        result = JobResult.model_validate(stored)
     error = None
     if row.error_code is not None:
         error = JobError(code=row.error_code, message=row.error_message or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from text.chat import TemplateError
 from text.tokenizer import Tokenizer
@@ -24,7 +24,6 @@ def check_prompt(
     messages: Sequence[Mapping[str, str]] | None = None,
     max_tokens: int,
     max_seq_len: int,
-    stop_token_ids: Sequence[int] = (),
 ) -> list[int]:
     """The prompt's token ids, or `PromptRefused`.
 
@@ -38,8 +37,7 @@ def check_prompt(
     token_ids = _encode(tokenizer, prompt, messages, param)
     if not token_ids:
         raise PromptRefused("invalid_request", "the prompt is empty", param)
-    _check_ids(token_ids, tokenizer.vocab_size, param)
-    _check_ids(stop_token_ids, tokenizer.vocab_size, "stop_token_ids")
+    check_ids(param, token_ids, tokenizer.vocab_size)
     count = len(token_ids)
     if count > max_seq_len or (count == max_seq_len and max_tokens > 0):
         raise PromptRefused(
@@ -74,9 +72,10 @@ def _encode(
         raise PromptRefused("invalid_request", f"the text is not valid Unicode: {error.reason}", param) from error
 
 
-def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+def check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
+    """Raise `PromptRefused` for an id that is none of the vocabulary's, with both numbers."""
     for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise PromptRefused(
-                "invalid_request", f"token id {token_id} is outside the vocabulary of {vocab_size}", param
+                "invalid_request", f"{param}: token id {token_id} is outside the vocabulary of {vocab_size}", param
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
@@ -29,19 +29,19 @@ class _Pattern:
             length += stop[i] == stop[length]
             self._borders[i] = length
 
-    def find(self, text: str, armed: bool) -> int | None:
-        """Advance over `text`; the end in it of the first complete match, if `armed`."""
+    def ends(self, text: str) -> list[int]:
+        """Advance over `text`; the ends in it of all complete matches."""
         stop, borders, matched = self.stop, self._borders, self.matched
+        found = []
         for i, char in enumerate(text):
             while matched and stop[matched] != char:
                 matched = borders[matched - 1]
             matched += stop[matched] == char
             if matched == len(stop):
-                if armed:
-                    return i + 1
+                found.append(i + 1)
                 matched = borders[-1]
         self.matched = matched
-        return None
+        return found
 
 
 class StopMatcher:
@@ -59,24 +59,25 @@ class StopMatcher:
         self._include = include
         self._held = ""
 
-    def push(self, text: str, armed: bool = True) -> Stopped:
-        """Add text. While not `armed` a stop that is complete is ordinary text, but one may begin."""
+    def push(self, text: str, armed: bool = True, fits: Callable[[str], bool] | None = None) -> Stopped:
+        """Add text. While not `armed` a stop that is complete is ordinary text, but one may begin.
+
+        `fits` says whether the text may end with what is let through; a stop that would cut it
+        elsewhere is ordinary text too.
+        """
         begun = [pattern for pattern in self._patterns if pattern.matched or pattern.stop[0] in text]
         if not begun:
             return Stopped(text, None)
-        first: tuple[int, int, str] | None = None
-        for pattern in begun:
-            end = pattern.find(text, armed)
-            if end is not None and (first is None or (end, -len(pattern.stop)) < first[:2]):
-                first = (end, -len(pattern.stop), pattern.stop)
-        whole = self._held + text
-        if first is not None:
-            end = len(self._held) + first[0]
-            self._held = ""
-            return Stopped(whole[: end if self._include else end + first[1]], first[2])
-        kept = max(pattern.matched for pattern in begun)
-        self._held = whole[len(whole) - kept :]
-        return Stopped(whole[: len(whole) - kept], None)
+        whole, before = self._held + text, len(self._held)
+        matches = [(before + end, -len(p.stop), p.stop) for p in begun for end in p.ends(text)]
+        for end, length, stop in sorted(matches) if armed else ():
+            kept = whole[: end if self._include else end + length]
+            if fits is None or fits(kept):
+                self._held = ""
+                return Stopped(kept, stop)
+        held = max(pattern.matched for pattern in begun)
+        self._held = whole[len(whole) - held :]
+        return Stopped(whole[: len(whole) - held], None)
 
     def flush(self) -> str:
         """What was held back, once nothing more comes."""

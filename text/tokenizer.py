@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import tokenizers
 
 from text.bundle import TextBundle
 from text.chat import ChatTemplate
 from text.pieces import PieceBytes
+
+
+class TokenText(NamedTuple):
+    """A token as people see it. `data` are its bytes; `text` has U+FFFD where they are no whole character."""
+
+    text: str
+    data: bytes
 
 
 class Tokenizer:
@@ -29,17 +37,18 @@ class Tokenizer:
         self.bos_token_id = None if bundle.bos_token is None else self._tokenizer.token_to_id(bundle.bos_token)
         if bundle.add_bos and self.bos_token_id is None:
             raise ValueError(f"the tokenizer adds a BOS token but doesn't know {bundle.bos_token!r}")
+        self._shown: dict[int, TokenText] = {}
         state: bytes | None = self._tokenizer.decoder and self._tokenizer.decoder.__getstate__()
         self.pieces = PieceBytes(self._tokenizer, json.loads(state) if state else None, self._special_ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a raw prompt, after a BOS token if the model wants one."""
-        ids = self._encode(text)
+        ids = self.encode_text(text)
         return [self.bos_token_id, *ids] if self.bundle.add_bos and self.bos_token_id is not None else ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a templated chat; the template alone places special tokens. Raises `TemplateError`."""
-        return self._encode(self._chat.render(messages))
+        return self.encode_text(self._chat.render(messages))
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence of ids."""
@@ -49,7 +58,22 @@ class Tokenizer:
         """The id of a vocabulary entry."""
         return self._tokenizer.token_to_id(token)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each word as it stands at the beginning of a text, and after a space."""
+        spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
+        return tuple(dict.fromkeys(tuple(self.encode_text(spelling)) for spelling in spellings))
+
+    def show(self, token_id: int) -> TokenText:
+        """One token by itself; a special one by its name."""
+        found = self._shown.get(token_id)
+        if found is None:
+            name = self._tokenizer.id_to_token(token_id) if token_id in self._special_ids else None
+            data = self.pieces[token_id] if name is None else name.encode()
+            found = self._shown[token_id] = TokenText(data.decode(errors="replace"), data)
+        return found
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text by itself: nothing is added to it."""
         # Unlike `encode`, this one lets other threads run, and takes no account of offsets.
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return encoding.ids

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings, Usage
+from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings
+from headrace.sampling import SamplingFields
 
 from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
 from ledger.contract import ClaimResult, Lease, Outcome
+from worker.result import job_result
 from worker.slot import Cause, Stop
 
 _PRIORITY = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
@@ -52,19 +54,8 @@ class ClaimedJob:
         asked = self.request
         prompt = asked.prompt if asked.prompt is None or isinstance(asked.prompt, str) else tuple(asked.prompt)
         messages = asked.messages and tuple({"role": m.role, "content": m.content} for m in asked.messages)
-        params = SamplingParams(
-            max_tokens=asked.max_tokens,
-            min_tokens=asked.min_tokens,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=asked.top_k,
-            min_p=asked.min_p,
-            seed=asked.seed,
-            stop=asked.stop_strings,
-            stop_token_ids=tuple(asked.stop_token_ids),
-            include_stop_str_in_output=asked.include_stop_str_in_output,
-            ignore_eos=asked.ignore_eos,
-        )
+        given = {name: getattr(asked, name) for name in SamplingFields.model_fields}
+        params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
         return EngineRequest(
             self.lease.job_id,
             params,
@@ -124,27 +115,14 @@ def ended(job: ClaimedJob, who: Identity, output: RequestOutput) -> Draft:
         return _ended(job, who, output, JobStatus.SUCCEEDED)
     reason = Reason(output.error_code) if output.error_code in list(Reason) else Reason.ENGINE_ERROR
     draft = _ended(job, who, output, JobStatus.FAILED)
-    return replace(draft, result=draft.result if output.text else None, reason=reason, message=output.error or "failed")
+    brought = any(choice.text for choice in output.choices)
+    return replace(draft, result=draft.result if brought else None, reason=reason, message=output.error or "failed")
 
 
 def _ended(job: ClaimedJob, who: Identity, output: RequestOutput, status: JobStatus) -> Draft:
     known = output.metrics
-    prompt, produced = len(output.prompt_token_ids), len(output.token_ids)
-    failed = output.finish_reason is FinishReason.ERROR
-    result = JobResult(
-        text=output.text,
-        token_ids=list(output.token_ids),
-        finish_reason=None if failed else output.finish_reason.value,
-        stop_reason=output.stop_reason,
-        usage=Usage(
-            prompt_tokens=prompt,
-            completion_tokens=produced,
-            total_tokens=prompt + produced,
-            cached_tokens=known.cached_tokens,
-        ),
-    )
     last_s = known.last_token_s or known.finished_s or time.monotonic()
-    return Draft(job, status, _timings(job, who, output), last_s, result)
+    return Draft(job, status, _timings(job, who, output), last_s, job_result(output))
 
 
 def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None) -> Timings:
@@ -157,7 +135,8 @@ def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None
     )
     if output is None:
         return timings
-    known, produced = output.metrics, len(output.token_ids)
+    known, counts = output.metrics, [len(choice.token_ids) for choice in output.choices] or [0]
+    longest = max(counts)
     first_s, last_s, admitted_s = known.first_token_s, known.last_token_s, known.admitted_s
     measured: dict[str, float | int | None] = {
         "cached_tokens": known.cached_tokens,
@@ -171,8 +150,8 @@ def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None
         measured["time_to_first_token_ms"] = _ms(first_s - known.arrived_s)
         measured["prefill_time_ms"] = _ms(first_s - admitted_s)
         measured["generation_time_ms"] = _ms(last_s - admitted_s)
-        measured["mean_itl_ms"] = _ms((last_s - first_s) / (produced - 1)) if produced > 1 else None
-        measured["tokens_per_second"] = produced / (last_s - admitted_s) if last_s > admitted_s else None
+        measured["mean_itl_ms"] = _ms((last_s - first_s) / (longest - 1)) if longest > 1 else None
+        measured["tokens_per_second"] = sum(counts) / (last_s - admitted_s) if last_s > admitted_s else None
     return timings.model_copy(update=measured)
 
 

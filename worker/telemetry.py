@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -39,7 +39,7 @@ class _Stream:
     attempt: int
     tokens: bool
     expires_set_s: float
-    tail: TokenEvent | None = None
+    tails: list[TokenEvent] = field(default_factory=list)
     """Text that the engine held back until the attempt ended. It is the job's only if the attempt is."""
 
 
@@ -154,8 +154,8 @@ class Telemetry(threading.Thread):
                         self._add_state(pipe, item.job_id, item.attempt, JobStatus.RUNNING)
                     case _End():
                         stream = self._streams.get(item.job_id)
-                        if item.status.terminal and stream is not None and stream.tail is not None:
-                            pipe.xadd(stream_key(item.job_id), {"event": stream.tail.model_dump_json()})
+                        for tail in stream.tails if item.status.terminal and stream is not None else ():
+                            pipe.xadd(stream_key(item.job_id), {"event": tail.model_dump_json()})
                         self._add_state(pipe, item.job_id, item.attempt, item.status)
                         if item.status.terminal:
                             pipe.publish(DONE_CHANNEL, item.job_id)
@@ -199,10 +199,14 @@ class Telemetry(threading.Thread):
             if stream is None or not stream.tokens:
                 continue
             event = TokenEvent(
-                attempt=stream.attempt, offset=delta.offset, text=delta.text, token_ids=list(delta.token_ids)
+                attempt=stream.attempt,
+                offset=delta.offset,
+                text=delta.text,
+                token_ids=list(delta.token_ids),
+                index=delta.index,
             )
             if not delta.token_ids:
-                stream.tail = event
+                stream.tails.append(event)
                 continue
             key = stream_key(delta.request_id)
             pipe.xadd(key, {"event": event.model_dump_json()})

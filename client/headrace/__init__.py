@@ -3,6 +3,7 @@
 from headrace.async_client import AsyncClient
 from headrace.client import Client
 from headrace.contract import (
+    Choice,
     Job,
     JobError,
     JobPage,
@@ -14,6 +15,8 @@ from headrace.contract import (
     Priority,
     Reason,
     Timings,
+    TokenLogprob,
+    TopLogprob,
     Usage,
 )
 from headrace.errors import (
@@ -34,6 +37,7 @@ __all__ = [
     "ApiError",
     "AsyncClient",
     "BadRequest",
+    "Choice",
     "Client",
     "Conflict",
     "ConnectionFailed",
@@ -56,6 +60,8 @@ __all__ = [
     "StateEvent",
     "Timings",
     "TokenEvent",
+    "TokenLogprob",
+    "TopLogprob",
     "Unavailable",
     "Usage",
 ]

@@ -26,6 +26,13 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.result import Choice as Choice
+from headrace.result import JobResult as JobResult
+from headrace.result import TokenLogprob as TokenLogprob
+from headrace.result import TopLogprob as TopLogprob
+from headrace.result import Usage as Usage
+from headrace.sampling import SamplingFields
+
 MAX_PROMPT_CHARS = 2_000_000
 """No context of any supported model holds more text than this."""
 
@@ -96,6 +103,11 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
+_LATER = (
+    "n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids",
+    "logprobs", "prompt_logprobs", "response_format", "guided_regex", "guided_choice", "guided_grammar",
+)  # fmt: skip
+
 MOST_FIELDS = 100
 MOST_AGE_S = 30 * 86400.0
 """An id that is older, or of the future, was not made when its job was sent."""
@@ -109,7 +121,7 @@ def _few(pairs: Any) -> Any:
     return pairs
 
 
-class JobRequest(BaseModel):
+class JobRequest(SamplingFields):
     """What to generate, and how the job is to be treated.
 
     Exactly one of `prompt` (text, or token ids) and `messages` is given. Sampling parameters carry
@@ -129,32 +141,6 @@ class JobRequest(BaseModel):
     ) = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)] | None = None
 
-    max_tokens: Annotated[
-        int, Field(ge=0, strict=True, description="Most tokens to generate; 0 gives an empty text")
-    ] = 256
-    min_tokens: Annotated[int, Field(ge=0, strict=True, description="Nothing ends the text before this many")] = 0
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, strict=True, description="0 is greedy")] = (
-        1.0
-    )
-    top_p: Annotated[
-        float, Field(ge=0, le=1, allow_inf_nan=False, strict=True, description="0 keeps the likeliest token only")
-    ] = 1.0
-    top_k: Annotated[int, Field(ge=-1, strict=True, description="-1 and 0 keep every token")] = 0
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)] = 0.0
-    seed: Annotated[
-        int | None, Field(ge=0, lt=2**63, strict=True, description="Drawn when the job is accepted, if absent")
-    ] = None
-    stop: (
-        Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-        | Annotated[
-            list[Annotated[str, StringConstraints(min_length=1, max_length=1000)]], Field(max_length=16, fail_fast=True)
-        ]
-        | None
-    ) = None
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(max_length=64, fail_fast=True)] = []
-    include_stop_str_in_output: StrictBool = False
-    ignore_eos: StrictBool = False
-
     stream: Annotated[
         StrictBool, Field(description="Publish tokens as they are produced, not only changes of state")
     ] = True
@@ -168,8 +154,8 @@ class JobRequest(BaseModel):
     metadata: Annotated[
         dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
         BeforeValidator(_few),
-        Field(max_length=MOST_METADATA),
-    ] = {}
+        Field(default_factory=dict, max_length=MOST_METADATA),
+    ]
     max_attempts: Annotated[int, Field(ge=1, le=100, strict=True)] = 3
 
     @model_validator(mode="before")
@@ -183,47 +169,29 @@ class JobRequest(BaseModel):
     def _consistent(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of 'prompt' and 'messages'")
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})")
+        self.check_sampling()
         if self.deadline is not None and self.ttl_s is not None:
             raise ValueError("give at most one of 'deadline' and 'ttl_s'")
         return self
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple, whatever form it came in."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def deadline_from(self, now: datetime) -> datetime | None:
         """The moment after which the job is not wanted, counting `ttl_s` from `now`."""
         return now + timedelta(seconds=self.ttl_s) if self.ttl_s is not None else self.deadline
 
+    def body(self) -> dict[str, Any]:
+        """The request as JSON-ready values, as it is stored.
+
+        Fields that came after the first version are left out at their defaults: a worker of that
+        version still takes the job, and equal requests have equal fingerprints across an upgrade.
+        """
+        fields = type(self).model_fields
+        unused = {name for name in _LATER if getattr(self, name) == fields[name].default}
+        return self.model_dump(mode="json", exclude=unused)
+
     def fingerprint(self) -> str:
         """SHA-256 of what was asked, without the idempotency key: equal for equal work."""
-        body = self.model_dump(mode="json", exclude={"idempotency_key"})
+        body = {name: value for name, value in self.body().items() if name != "idempotency_key"}
         return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-class Usage(BaseModel):
-    """Token counts, under OpenAI's names."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
-    cached_tokens: int = 0
-
-
-class JobResult(BaseModel):
-    """What was generated. A job that was stopped early keeps the part that it had."""
-
-    text: str
-    token_ids: list[int] = []
-    finish_reason: Literal["stop", "length", "abort"] | None = None
-    stop_reason: str | int | None = None
-    """The stop string or token id that ended the text; None for the model's own end or a length."""
-    usage: Usage = Usage()
 
 
 class Timings(BaseModel):

@@ -1,7 +1,7 @@
 """Events of a job, as they stand in its Redis stream and travel over SSE.
 
 An entry's id (`<ms>-<n>`) is the SSE event id, so `Last-Event-ID` replays from the broker. The
-`offset` of a token event counts the characters of output before its text in this attempt; a `state`
+`offset` of a token event counts the characters of its completion before its text in this attempt; a `state`
 event with status `running` starts an attempt at offset 0 again, and the seed of a job is fixed when
 it is accepted, so a reader that skips what it already has sees one continuous text.
 """
@@ -25,13 +25,14 @@ class StateEvent(BaseModel):
 
 
 class TokenEvent(BaseModel):
-    """Text was appended to the output."""
+    """Text was appended to the output, or to completion `index` of a job with several."""
 
     event: Literal["token"] = "token"
     attempt: int
     offset: int
     text: str
     token_ids: list[int] = []
+    index: int = 0
 
 
 JobEvent = Annotated[StateEvent | TokenEvent, Field(discriminator="event")]

@@ -7,9 +7,11 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from headrace.contract import JobRequest, Message, Priority
+from headrace.sampling import JsonObject, JsonSchema, PlainText
 from headrace.validation import job_request
 
 Prompt = str | Sequence[int]
+ResponseFormat = PlainText | JsonObject | JsonSchema
 Messages = Sequence[Message | Mapping[str, Any]]
 
 
@@ -27,6 +29,19 @@ class JobParams(TypedDict, total=False):
     stop_token_ids: list[int]
     include_stop_str_in_output: bool
     ignore_eos: bool
+    n: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float] | None
+    bad_words: list[str]
+    allowed_token_ids: list[int] | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    response_format: ResponseFormat | None
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
     stream: bool
     priority: Priority | Literal["high", "normal", "low"]
     deadline: datetime | None

@@ -83,7 +83,10 @@ class EventReader:
 
 
 class TextReader:
-    """Turns events into the text that is new, over restarts of attempts and connections."""
+    """Turns events into the text that is new, over restarts of attempts and connections.
+
+    Of a job with several completions it is the first one's.
+    """
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
@@ -96,7 +99,7 @@ class TextReader:
         After a gap nothing is new until the terminal event, which has the whole text.
         """
         if isinstance(event, TokenEvent):
-            if event.offset > self._chars:
+            if event.index or event.offset > self._chars:
                 return ""
             return self._add(event.text[self._chars - event.offset :])
         if not event.status.terminal:

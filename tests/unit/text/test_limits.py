@@ -65,8 +65,6 @@ def test_ids_outside_the_vocabulary_are_refused(byte_level: Tokenizer, bad: Any)
     assert (error.code, error.param) == ("invalid_request", "prompt")
     assert str(bad) in str(error)
     assert str(byte_level.vocab_size) in str(error)
-    error = refused(byte_level, prompt="x", stop_token_ids=(1, bad))
-    assert (error.code, error.param) == ("invalid_request", "stop_token_ids")
 
 
 def test_text_whose_tokens_the_model_does_not_have_is_refused(byte_level_bundle: TextBundle) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -104,3 +106,41 @@ def test_no_stops_let_everything_through() -> None:
 def test_an_empty_stop_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopMatcher(["a", ""])
+
+
+class TestFits:
+    """A stop that would cut the text where it may not end is ordinary text."""
+
+    def test_the_first_stop_that_fits_fires(self) -> None:
+        matcher = StopMatcher(["}"])
+        balanced = lambda text: text.count("{") == text.count("}") + 1  # noqa: E731
+        assert feed_fitting(matcher, ["{a{b", "}c", "}d"], balanced) == ("{a{b}c", "}")
+
+    def test_with_the_stop_included_it_counts_as_kept(self) -> None:
+        matcher = StopMatcher(["}"], include=True)
+        assert feed_fitting(matcher, ["{{}", "}x"], lambda text: text == "{{}}") == ("{{}}", "}")
+
+    def test_none_that_fits_leaves_the_text_whole(self) -> None:
+        assert feed_fitting(StopMatcher(["ab"]), ["xa", "ba", "b"], lambda _text: False) == ("xabab", None)
+
+    @given(text=LETTERS, cuts=st.lists(st.integers(0, 30), max_size=12), stops=STOPS, least=st.integers(0, 30))
+    def test_equals_a_search_from_where_it_fits(self, text: str, cuts: list[int], stops: list[str], least: int) -> None:
+        found = feed_fitting(StopMatcher(stops), pieces_of(text, cuts), lambda kept: len(kept) >= least)
+        expected: tuple[str, str | None] = (text, None)
+        for end in range(len(text), 0, -1):
+            for stop in sorted(stops, key=len):
+                if text[:end].endswith(stop) and end - len(stop) >= least:
+                    expected = (text[: end - len(stop)], stop)
+        assert found == expected
+
+
+def feed_fitting(matcher: StopMatcher, pieces: list[str], fits: Callable[[str], bool]) -> tuple[str, str | None]:
+    """The whole text, and what fired; `fits` sees everything that would be kept."""
+    shown = ""
+    for piece in pieces:
+        before = shown
+        text, stop = matcher.push(piece, fits=lambda kept, before=before: fits(before + kept))
+        shown += text
+        if stop is not None:
+            return shown, stop
+    return shown + matcher.flush(), None

@@ -61,3 +61,21 @@ def test_text_survives_the_round_trip(byte_level: Tokenizer, sentencepiece: Toke
     for tokenizer in (byte_level, sentencepiece):
         if not (tokenizer is sentencepiece and "▁" in text):
             assert tokenizer.decode(tokenizer.encode_prompt(text)) == text
+
+
+def test_a_word_is_encoded_as_it_begins_a_text_and_after_a_space(byte_level: Tokenizer) -> None:
+    spellings = byte_level.encode_words(["dog", " dog", "lazy"])
+    assert [byte_level.decode(spelling) for spelling in spellings] == ["dog", " dog", "lazy", " lazy"]
+    assert byte_level.encode_words([]) == ()
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
+def test_the_bytes_of_shown_tokens_are_those_of_the_text(byte_level: Tokenizer, text: str) -> None:
+    shown = [byte_level.show(token_id) for token_id in byte_level.encode_text(text)]
+    assert b"".join(one.data for one in shown) == text.encode()
+    assert all(one.text == one.data.decode(errors="replace") for one in shown)
+
+
+def test_a_special_token_is_shown_by_its_name(tokenizer: Tokenizer) -> None:
+    found = tokenizer.show(tokenizer.token_to_id("<|im_end|>") or 0)
+    assert found == ("<|im_end|>", b"<|im_end|>")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import pytest
 from headrace.contract import JobRequest, JobStatus, Priority, Reason
+from headrace.sampling import SamplingFields
 
-from engine.request import FinishReason, RequestMetrics, RequestOutput
+from engine.request import Choice, FinishReason, RequestMetrics, RequestOutput, SamplingParams, TokenLogprob, TopLogprob
 from ledger.contract import ClaimResult, Lease, Verdict
 from worker.draft import ClaimedJob, Identity, ended, refused, stopped
 from worker.slot import Cause, Stop
@@ -19,7 +21,21 @@ METRICS = RequestMetrics(
     arrived_s=100.5, admitted_s=101.0, first_token_s=101.25, last_token_s=102.25, finished_s=102.25,
     cached_tokens=16, preemptions=1, mean_batch_size=3.5, max_batch_size=5,
 )  # fmt: skip
-OUTPUT = RequestOutput("j1", (1, 2), (5, 6, 7, 8, 9), "abcde", FinishReason.STOP, 7, METRICS)
+
+
+def output(*choices: Choice, reason: FinishReason = FinishReason.STOP, **fields: Any) -> RequestOutput:
+    """What the engine gives for these completions."""
+    first = choices[0]
+    given = {"metrics": METRICS, "choices": choices, "logprobs": first.logprobs, **fields}
+    return RequestOutput("j1", (1, 2), first.token_ids, first.text, reason, first.stop_reason, **given)
+
+
+def choice(text: str, index: int = 0, reason: FinishReason = FinishReason.STOP, **fields: Any) -> Choice:
+    ids = tuple(5 + i for i in range(len(text)))
+    return Choice(index, ids, text, reason, **{"stop_reason": 7, "logprobs": None, **fields})
+
+
+OUTPUT = output(choice("abcde"))
 
 
 def test_the_timings_are_differences_that_add_up() -> None:
@@ -63,13 +79,11 @@ def test_the_result_is_the_engines() -> None:
 
 
 def test_one_token_has_no_gap_and_no_token_has_no_rate() -> None:
-    one = dataclasses.replace(OUTPUT, token_ids=(5,), metrics=dataclasses.replace(METRICS, last_token_s=101.25))
+    one = output(choice("a"), metrics=dataclasses.replace(METRICS, last_token_s=101.25))
     timings = ended(JOB, WHO, one).timings
     assert timings.mean_itl_ms is None
     assert timings.tokens_per_second == 4.0
-    none = dataclasses.replace(
-        OUTPUT, token_ids=(), metrics=dataclasses.replace(METRICS, first_token_s=None, last_token_s=None)
-    )
+    none = output(choice(""), metrics=dataclasses.replace(METRICS, first_token_s=None, last_token_s=None))
     outcome = ended(JOB, WHO, none).outcome(103.0)
     assert outcome.timings is not None
     assert outcome.timings.generation_time_ms is None
@@ -103,7 +117,7 @@ def test_a_stopped_job_keeps_its_part(cause: Cause, status: JobStatus, reason: R
     ],
 )
 def test_an_engines_error_keeps_its_code(code: str | None, reason: Reason) -> None:
-    broken = dataclasses.replace(OUTPUT, finish_reason=FinishReason.ERROR, error="no room", error_code=code, text="")
+    broken = output(choice(""), reason=FinishReason.ERROR, error="no room", error_code=code)
     draft = ended(JOB, WHO, broken)
     assert (draft.status, draft.reason, draft.message, draft.result) == (JobStatus.FAILED, reason, "no room", None)
 
@@ -141,3 +155,55 @@ def test_the_engine_learns_whose_the_job_is_how_urgent_and_until_when() -> None:
     assert (asked.id, asked.tenant, asked.namespace, asked.priority) == ("j1", "shop", "shop", 0)
     assert asked.deadline_s is not None
     assert before_s + 30.0 <= asked.deadline_s <= time.monotonic() + 30.0
+
+
+def test_every_parameter_of_a_job_reaches_the_engine() -> None:
+    """The names are the same on both sides, so none can be forgotten."""
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == set(SamplingFields.model_fields)
+    asked = {
+        "n": 3, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -0.5, "bad_words": ["no"],
+        "logit_bias": {"7": 2.0}, "allowed_token_ids": [1, 2], "logprobs": 4, "prompt_logprobs": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"const": None}}},
+    }  # fmt: skip
+    request = JobRequest.model_validate({"model": "fake", "prompt": "hi", **asked})
+    params = dataclasses.replace(JOB, request=request).engine_request().params
+    assert {name: getattr(params, name) for name in asked} == {
+        **asked, "bad_words": ("no",), "logit_bias": {7: 2.0}, "allowed_token_ids": (1, 2)
+    }  # fmt: skip
+    choices = JobRequest(model="fake", prompt="hi", guided_choice=["a", "b"])
+    assert dataclasses.replace(JOB, request=choices).engine_request().params.guided_choice == ("a", "b")
+
+
+def test_logprobs_are_told_with_their_texts() -> None:
+    found = TokenLogprob(5, "a", b"a", -0.5, 2, (TopLogprob(9, "\ufffd", b"\xff", -0.1),))
+    whole = output(choice("a", logprobs=(found,)), prompt_logprobs=(None, found))
+    result = ended(JOB, WHO, whole).result
+    assert result is not None
+    told = {
+        "token": "a", "token_id": 5, "bytes": [97], "logprob": -0.5, "rank": 2,
+        "top": [{"token": "\ufffd", "token_id": 9, "bytes": [255], "logprob": -0.1}],
+    }  # fmt: skip
+    shown = result.model_dump(mode="json")
+    assert (shown["logprobs"], shown["prompt_logprobs"], shown["choices"]) == ([told], [None, told], [])
+
+
+def test_several_completions_stand_in_order_and_the_first_one_above() -> None:
+    found = TokenLogprob(5, "a", b"a", -0.5, 1, ())
+    several = output(choice("ab", logprobs=(found, found)), choice("cde", 1, FinishReason.LENGTH, stop_reason=None))
+    result = ended(JOB, WHO, several).result
+    assert result is not None
+    assert (result.text, result.finish_reason, result.logprobs) == ("ab", "stop", None)
+    assert [(c.index, c.text, c.finish_reason) for c in result.choices] == [(0, "ab", "stop"), (1, "cde", "length")]
+    assert result.choices[0].logprobs is not None
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens, result.usage.total_tokens) == (2, 5, 7)
+    timings = ended(JOB, WHO, several).timings
+    assert (timings.tokens_per_second, timings.mean_itl_ms) == (4.0, 500.0)
+
+
+def test_a_failed_job_keeps_what_its_other_completions_had() -> None:
+    broken = output(
+        choice("", reason=FinishReason.ERROR), choice("cd", 1, FinishReason.ABORT), reason=FinishReason.ERROR, error="x"
+    )
+    result = ended(JOB, WHO, broken).result
+    assert result is not None
+    assert [(c.text, c.finish_reason) for c in result.choices] == [("", None), ("cd", "abort")]

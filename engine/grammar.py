@@ -1,0 +1,127 @@
+"""Grammar-constrained decoding on llguidance: which tokens may come next so that the text follows its grammar.
+
+Masks take some microseconds of a step, at most a few milliseconds in a state that was never met before;
+those of one step are computed together, on several threads and without Python's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+
+from text.grammar import Grammar, GrammarError, told
+from text.tokenizer import Tokenizer
+
+KEPT_GRAMMARS = 128
+
+
+class GrammarFailed(RuntimeError):
+    """The grammar grew too complex for llguidance's limits while the text was generated."""
+
+
+class Matcher:
+    """Where one text stands in its grammar. The engine alone moves it on, by tokens that it allowed."""
+
+    def __init__(self, vocabulary: _Vocabulary, start: LLMatcher, end_ids: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._start = start
+        self._state = start.deep_copy()
+        self._ends = sum(1 << token_id for token_id in set(end_ids))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete and nothing can be added to it."""
+        return self._state.is_stopped() and not self._state.is_error()
+
+    def accept(self, token_id: int) -> None:
+        """Move on by a token that is part of the text. Raises `GrammarFailed` if it isn't allowed here."""
+        if not self._state.consume_token(token_id):
+            raise GrammarFailed(f"the grammar can't be followed any further: {told(self._state.get_error())}")
+
+    def parses(self, text: str) -> bool:
+        """Whether a text, whole and from its beginning, follows the grammar."""
+        tokens = self._vocabulary.tokenizer.greedy_tokenize(text)
+        state = self._start.deep_copy()
+        return state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting()
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer, the last used are kept. `matcher` may be called from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._vocabulary: _Vocabulary | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, grammar: Grammar, end_ids: Sequence[int]) -> Matcher:
+        """A matcher at the beginning of a text that `end_ids` may end. Raises `GrammarError`."""
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
+            start = self._compiled.pop(grammar, None) or self._compile(self._vocabulary, grammar)
+            self._compiled[grammar] = start
+            if len(self._compiled) > KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
+            return Matcher(self._vocabulary, start, end_ids)
+
+    @staticmethod
+    def _compile(vocabulary: _Vocabulary, grammar: Grammar) -> LLMatcher:
+        grammar.check()
+        start = LLMatcher(vocabulary.tokenizer, grammar.form(), log_level=0)
+        if start.is_error():
+            raise GrammarError(grammar.kind.value, told(start.get_error()))
+        return start
+
+
+def masks(matchers: Sequence[Matcher | None]) -> list[int | None]:
+    """The bits of the tokens that may come next, for each matcher of one engine's. Raises `GrammarFailed`."""
+    wanted = [matcher for matcher in matchers if matcher is not None]
+    if not wanted:
+        return [None] * len(matchers)
+    found = iter(wanted[0]._vocabulary.masks(wanted))
+    return [None if matcher is None else next(found) for matcher in matchers]
+
+
+class _Vocabulary:
+    """The tokens as llguidance knows them: their bytes, and one of our own behind them that ends a text."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocab_size)), n_vocab=vocab_size + 1)
+        self._executor = LLExecutor()
+        self._size = vocab_size
+
+    def masks(self, matchers: Sequence[Matcher]) -> list[int]:
+        """The bits of the tokens that may come next, for each matcher; ends of text where the grammar has its end."""
+        bitmask = allocate_token_bitmask(len(matchers), self._size + 1)
+        fill_next_token_bitmask_par(self._executor, [(m._state, row) for row, m in enumerate(matchers)], bitmask)
+        return [self._with_ends(m, row.tobytes()) for m, row in zip(matchers, bitmask, strict=True)]
+
+    def _with_ends(self, matcher: Matcher, packed: bytes) -> int:
+        mask = int.from_bytes(packed, "little")
+        complete = mask >> self._size & 1
+        mask = mask & ((1 << self._size) - 1) & ~matcher._ends | (matcher._ends if complete else 0)
+        if not mask:
+            raise GrammarFailed(f"no token follows the grammar from here: {told(matcher._state.get_error())}")
+        return mask
+
+
+class _Tokens:
+    """What `TokenizerWrapper` asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.eos_token_id = vocab_size
+        self.tokens = [*(tokenizer.pieces[token_id] for token_id in range(vocab_size)), b""]
+        self.special_token_ids = [token_id for token_id, data in enumerate(self.tokens) if not data]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Token ids of a text, without special tokens."""
+        return self._tokenizer.encode_text(text.decode() if isinstance(text, bytes) else text)

@@ -1,0 +1,109 @@
+"""From a request to the generations that fulfil it: tokens, limits, rules. Touches no state of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.batch import ModelInfo
+from engine.choices import Choices
+from engine.config import EngineConfig
+from engine.generation import Generation
+from engine.grammar import Grammars
+from engine.memory import root_hash
+from engine.request import EngineRequest, RequestRefused
+from engine.rules import TokenRules
+from engine.sequence import RowSampling, TokenSequence
+from kernels.sampling import choice_seed
+from text.grammar import GrammarError, grammar_of
+from text.limits import PromptRefused, check_prompt, most_tokens
+from text.parameters import check_parameters
+from text.tokenizer import Tokenizer
+
+
+class Preparation:
+    """What is slow in taking a request, for any thread: tokenising, checking, compiling its grammar."""
+
+    def __init__(self, tokenizer: Tokenizer, info: ModelInfo, config: EngineConfig) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = info.vocab_size
+        self._revision = info.revision
+        self._config = config
+        self._grammars = Grammars(tokenizer, info.vocab_size)
+
+    def prepare(self, request: EngineRequest, arrived_s: float, max_seq_len: int) -> Choices:
+        """A request's generations, or `RequestRefused`."""
+        params = request.params
+        try:
+            tokens = self._checked(request, max_seq_len)
+            own_ends = () if params.ignore_eos else self._tokenizer.eos_token_ids
+            end_ids = tuple(sorted({*own_ends, *params.stop_token_ids}))
+            first = self._sequence(request, tokens, end_ids, max_seq_len)
+            sequences = [first, *(self._another(first, request, index) for index in range(1, params.n))]
+            grammar = grammar_of(params)
+            words = self._tokenizer.encode_words(params.bad_words)
+            for sequence in sequences:
+                matcher = None if grammar is None else self._grammars.matcher(grammar, end_ids)
+                sequence.rules = TokenRules.of(params, self._vocab_size, words, matcher)
+        except PromptRefused as refused:
+            raise RequestRefused(refused.code, str(refused), refused.param) from refused
+        except GrammarError as error:
+            raise RequestRefused("invalid_request", f"{error.param}: {error}", error.param) from error
+        generations = [
+            Generation(request.id, index, params, sequence, self._tokenizer) for index, sequence in enumerate(sequences)
+        ]
+        return Choices(request, generations, arrived_s)
+
+    def _checked(self, request: EngineRequest, max_seq_len: int) -> list[int]:
+        params, tokenizer = request.params, self._tokenizer
+        tokens = check_prompt(
+            tokenizer,
+            prompt=request.prompt,
+            messages=request.messages,
+            max_tokens=params.max_tokens,
+            max_seq_len=max_seq_len,
+        )
+        check_parameters(
+            params,
+            prompt_tokens=len(tokens),
+            max_seq_len=max_seq_len,
+            vocab_size=self._vocab_size,
+            eos_token_ids=tokenizer.eos_token_ids,
+        )
+        return tokens
+
+    def _sequence(
+        self, request: EngineRequest, tokens: list[int], end_ids: tuple[int, ...], max_seq_len: int
+    ) -> TokenSequence:
+        params = request.params
+        shares = self._config.enable_prefix_caching and params.prompt_logprobs is None
+        sequence = TokenSequence(
+            id=f"0:{request.id}",
+            tokens=tokens,
+            prompt_tokens=len(tokens),
+            max_len=len(tokens) + most_tokens(len(tokens), params.max_tokens, max_seq_len),
+            priority=request.priority,
+            tenant=request.tenant,
+            deadline_s=request.deadline_s,
+            sampling=RowSampling.of(params),
+            end_ids=end_ids,
+            ends_from=len(tokens) + params.min_tokens,
+            logprobs=-1 if params.logprobs is None else params.logprobs,
+            prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+            root=root_hash(f"{self._revision}/{request.namespace}") if shares else None,
+        )
+        if shares:
+            sequence.page_hashes(self._config.page_size)  # here rather than between two steps
+        return sequence
+
+    @staticmethod
+    def _another(first: TokenSequence, request: EngineRequest, index: int) -> TokenSequence:
+        """The sequence of another completion: its own seed, and nothing to say about the prompt."""
+        return replace(
+            first,
+            id=f"{index}:{request.id}",
+            tokens=list(first.tokens),
+            sampling=first.sampling._replace(seed=choice_seed(first.sampling.seed, index)),
+            prompt_logprobs=-1,
+            pages=[],
+            hashes=list(first.hashes),
+        )

@@ -1,0 +1,128 @@
+"""Grammars that a text has to follow: what may be asked for, and whether it can be understood. No model is needed.
+
+`engine.grammar` masks tokens by them. What each kind means is llguidance's to say:
+https://github.com/guidance-ai/llguidance/blob/main/docs
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from llguidance import LLMatcher
+
+MOST_CHARS = 65_536
+"""Of a grammar as it is written; what it may grow to while it is compiled is bounded by llguidance's own limits."""
+_MOST_TOLD = 300
+_WHITESPACE = r"(\n[ ]{0,24}|[ ])?"
+"""Between JSON's tokens: enough to indent by, never an endless run, which small models fall into."""
+
+
+class GrammarError(ValueError):
+    """The grammar can't be understood, or is too large; `param` is the field that asked for it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Kind(StrEnum):
+    """What a grammar is written in; the values are the fields that ask for it."""
+
+    JSON = "response_format"
+    REGEX = "guided_regex"
+    CHOICE = "guided_choice"
+    LARK = "guided_grammar"
+
+
+class AsksForGrammar(Protocol):
+    """The fields of a request that ask for a grammar; at most one of them is given."""
+
+    @property
+    def response_format(self) -> Mapping[str, object] | None: ...
+    @property
+    def guided_regex(self) -> str | None: ...
+    @property
+    def guided_choice(self) -> Sequence[str] | None: ...
+    @property
+    def guided_grammar(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar in one of its forms: a JSON schema, a regular expression, a JSON list of texts, or Lark."""
+
+    kind: Kind
+    source: str
+
+    def form(self) -> str:
+        """What llguidance compiles. Raises GrammarError for what can't be written as such."""
+        try:
+            match self.kind:
+                case Kind.JSON:
+                    return LLMatcher.grammar_from_json_schema(
+                        self.source, overrides={"whitespace_pattern": _WHITESPACE}
+                    )
+                case Kind.REGEX:
+                    return LLMatcher.grammar_from_regex(self.source)
+                case Kind.CHOICE:
+                    texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(self.source)]
+                    return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+                case Kind.LARK:
+                    return LLMatcher.grammar_from_lark(self.source)
+        except (ValueError, TypeError) as error:  # not Unicode, or no schema
+            raise GrammarError(self.kind.value, told(str(error))) from error
+
+    def check(self) -> None:
+        """Raise GrammarError unless it can be compiled, as far as that is known without a tokenizer."""
+        if len(self.source) > MOST_CHARS:
+            raise GrammarError(
+                self.kind.value, f"the grammar has {len(self.source)} characters, and may have {MOST_CHARS}"
+            )
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(self.form())
+        if is_error:
+            raise GrammarError(self.kind.value, told(messages[0]))
+
+
+def grammar_of(asked: AsksForGrammar) -> Grammar | None:
+    """The grammar that a request asks for, if it does. Raises GrammarError if it asks for two, or for none we know."""
+    found = []
+    if asked.response_format is not None:
+        found.append(_of_response_format(asked.response_format))
+    if asked.guided_regex is not None:
+        found.append(Grammar(Kind.REGEX, asked.guided_regex))
+    if asked.guided_choice is not None:
+        found.append(Grammar(Kind.CHOICE, json.dumps(list(asked.guided_choice))))
+    if asked.guided_grammar is not None:
+        found.append(Grammar(Kind.LARK, asked.guided_grammar))
+    grammars = [grammar for grammar in found if grammar is not None]
+    if len(grammars) > 1:
+        names = " and ".join(grammar.kind.value for grammar in grammars)
+        raise GrammarError(grammars[1].kind.value, f"a text follows one grammar, and {names} are given")
+    return grammars[0] if grammars else None
+
+
+def _of_response_format(asked: Mapping[str, object]) -> Grammar | None:
+    match asked:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar(Kind.JSON, '{"type":"object"}')
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
+            try:
+                return Grammar(Kind.JSON, json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise GrammarError(Kind.JSON.value, f"the schema is not JSON: {told(str(error))}") from error
+    raise GrammarError(
+        Kind.JSON.value,
+        "the type is one of 'text', 'json_object' and 'json_schema', the last with json_schema.schema, an object",
+    )
+
+
+def told(message: str) -> str:
+    """A compiler's message on one line, cut to what a person reads."""
+    line = " ".join(message.split())
+    return line if len(line) <= _MOST_TOLD else line[:_MOST_TOLD] + "…"
