@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
@@ -75,17 +76,28 @@ class Services:
 
     def stop(self) -> None:
         """Write and send what is left, stop the engine, and check that its memory is whole."""
-        self.writer.stop(WRITE_S)
-        self.telemetry.stop(SEND_S)
-        try:
-            self.engine.check()
-        except AssertionError:
-            log.critical("the engine's memory is not whole", exc_info=True)
-        self.engine.stop()
-        self.metrics_server.shutdown()
-        self.metrics_server.server_close()
-        self.ledger.close()
-        log.info("worker stopped: everything that ended here is recorded")
+        parts: list[tuple[str, Callable[[], None]]] = [
+            ("the writer", lambda: self.writer.stop(WRITE_S)),
+            ("telemetry", lambda: self.telemetry.stop(SEND_S)),
+            ("the engine's check of its memory", self.engine.check),
+            ("the engine", self.engine.stop),
+            ("the metrics server", self.metrics_server.shutdown),
+            ("the metrics server's socket", self.metrics_server.server_close),
+            ("the ledger", self.ledger.close),
+        ]
+        failed = [name for name, stop in parts if not _done(name, stop)]
+        if not failed:
+            log.info("worker stopped: everything that ended here is recorded")
+
+
+def _done(name: str, stop: Callable[[], None]) -> bool:
+    """Whether a part stopped without an error; one that doesn't keeps no other from it."""
+    try:
+        stop()
+    except Exception:
+        log.critical("%s failed as the worker stopped", name, exc_info=True)
+        return False
+    return True
 
 
 def engine_config(settings: Settings) -> EngineConfig:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import uuid
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
@@ -27,19 +28,27 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._file: IO[bytes] | None = None
+        self._path = directory
+        self._file: FileIO | None = None
 
     def append(self, outcomes: Sequence[Outcome]) -> None:
-        """Write the outcomes and sync them to the disk."""
+        """Write the outcomes and sync them to the disk, all of them or, with an OSError, none."""
         file = self._file or self._create()
-        file.write(b"".join(_line.dump_json(outcome) + b"\n" for outcome in outcomes))
-        file.flush()
-        os.fsync(file.fileno())
+        whole_bytes = file.tell()
+        rest = memoryview(b"".join(_line.dump_json(outcome) + b"\n" for outcome in outcomes))
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.seek(whole_bytes)
+            file.truncate()
+            raise
 
     def clear(self) -> None:
         """The database has everything: remove the file."""
         if self._file is not None:
-            Path(self._file.name).unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
 
@@ -49,9 +58,11 @@ class Spool:
             self._file.close()
             self._file = None
 
-    def _create(self) -> IO[bytes]:
+    def _create(self) -> FileIO:
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._directory / f"{uuid.uuid4().hex}.jsonl", "ab")  # noqa: SIM115  # held until cleared
+        # Unbuffered: what a full disk didn't take must not be tried again by `close`.
+        self._path = self._directory / f"{uuid.uuid4().hex}.jsonl"
+        self._file = FileIO(self._path, "ab")
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         descriptor = os.open(self._directory, os.O_RDONLY)
         try:

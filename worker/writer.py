@@ -61,6 +61,7 @@ class Writer(threading.Thread):
         self._model: tuple[ModelCard, bytes] | None = None
         self._held: dict[str, Lease] = {}
         self._spooled: set[str] = set()
+        self._spool_fails = False
         self._renew_at_s = 0.0
         self._flushed_s = 0.0
         self._retry_at_s = 0.0
@@ -141,7 +142,7 @@ class Writer(threading.Thread):
         if self._unwritten():
             wake_s = min(wake_s, max(self._retry_at_s, self._flushed_s + BATCH_S))
         if self._leaving_at_s is not None:
-            wake_s = min(wake_s, now + BATCH_S)
+            wake_s = min(wake_s, self._leaving_at_s if self._unwritten() else now)
         self._take(max(0.0, wake_s - now))
         quiet_at_s = self._flushed_s + BATCH_S
         while len(self._backlog) < BATCH_ROWS and (left_s := quiet_at_s - time.monotonic()) > 0:
@@ -193,8 +194,11 @@ class Writer(threading.Thread):
             try:
                 self._spool.append([draft.outcome(now) for draft in drafts])
             except OSError as exc:
-                log.error("outcomes can't be spooled, they are in memory only: %s", exc)
+                if not self._spool_fails:
+                    log.error("outcomes can't be spooled, they are in memory only: %s", exc)
+                self._spool_fails = True
                 return
+            self._spool_fails = False
             self._spooled.update(draft.lease.job_id for draft in drafts)
 
     # -- writing -------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from headrace.contract import JobResult, JobStatus, Reason, Timings
@@ -37,6 +39,29 @@ def test_a_torn_line_is_skipped(tmp_path: Path) -> None:
     spool.close()
     [path] = tmp_path.glob("*.jsonl")
     path.write_bytes(path.read_bytes() + b'{"lease": {"job')
+    [left] = leftovers(tmp_path)
+    assert left.outcomes == [DONE]
+    left.remove()
+
+
+def test_a_full_disk_takes_whole_outcomes_or_none_and_closing_is_no_second_attempt(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+from pathlib import Path
+from tests.unit.worker.test_spool import DONE, FAILED
+from worker.spool import Spool
+spool = Spool(Path(sys.argv[1]))
+spool.append([DONE])
+resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
+for _ in range(3):
+    try:
+        spool.append([FAILED, DONE, FAILED, DONE])
+    except OSError as error:
+        print(error.strerror)
+spool.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "File too large\n" * 3), done.stderr
     [left] = leftovers(tmp_path)
     assert left.outcomes == [DONE]
     left.remove()

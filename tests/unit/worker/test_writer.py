@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,20 @@ def test_what_is_no_outcome_in_a_spool_keeps_nothing_from_its_end(
     eventually(lambda: desk.status(good.lease.job_id) is JobStatus.SUCCEEDED, 10)
     eventually(lambda: not leftovers(tmp_path / "spool"), 5)
     assert again.run().lease.attempt == 1
+
+
+def test_leaving_with_outcomes_that_nobody_takes_is_no_hot_loop(
+    open_desk: Callable[..., Desk], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the database nor the disk: the time to leave passes asleep, and says once what is wrong."""
+    (tmp_path / "spool").write_text("a file in the place of the directory")
+    desk = open_desk()
+    jobs = [desk.run() for _ in range(3)]
+    with outage(desk.url):
+        for job in jobs:
+            desk.writer.commit(failed(job), lambda _: None)
+        eventually(lambda: not desk.writer.available(), 20, "the writer knows")
+        busy_s = time.process_time()
+        desk.writer.stop(2)
+        assert time.process_time() - busy_s < 1
+    assert caplog.text.count("can't be spooled") == 1
