@@ -25,8 +25,9 @@ class EngineConfig:
     max_num_batched_tokens: int = 1024
     page_size: int = 16
     kv_cache_bytes: int | None = None
-    """Size of the KV pool; by default what `gpu_memory_utilization` leaves on a GPU, and 1 GiB on a CPU."""
+    """Size of the KV pool; by default all that is left on a GPU, and 1 GiB on a CPU. Never more than is left."""
     gpu_memory_utilization: float = 0.85
+    """Share of the device's memory that may be used; on a CPU, of what this process has and could still get."""
     threads: int | None = None
     quantization: Literal["none", "int8", "gguf"] = "none"
     """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""

@@ -266,6 +266,7 @@ class Engine:
                     log.warning("memory is short for a step of %d requests and %d tokens", count, tokens)
                     if not short:
                         self._scheduler.budget.halve()
+                        self._memory.relieve()
                     short = True
         if not short:
             self._scheduler.budget.recover()

@@ -56,11 +56,12 @@ class Executor:
         """What became of the chunks; the caller commits each part before it asks for the next.
 
         If the model raises, halves are tried until the request at fault is alone. A lone chunk for
-        which memory is short is cut, and what is left of it is for a later step. Raises `ModelFailed`
+        which memory is short is cut, and what is left of it is for a later step; one that can't be cut is
+        tried once more, because the caller gives memory back at the first shortage. Raises `ModelFailed`
         if nothing runs.
         """
         groups = [chunks]
-        succeeded, failed = False, False
+        succeeded, failed, relieved = False, False, False
         while groups:
             group = groups.pop()
             try:
@@ -72,9 +73,12 @@ class Executor:
                 smaller = _halves(group, short)
                 if smaller:
                     groups += reversed(smaller)
+                elif short and not relieved:
+                    groups.append(group)
                 else:
                     failed = True
                     yield Failed(group[0].sequence, error)
+                relieved = relieved or short
             else:
                 succeeded = True
                 yield Executed(group, sampled)

@@ -53,9 +53,10 @@ class Residence:
         self.asleep = False
 
     def fresh_pool(self) -> PagePool:
-        """An empty pool in the place of the present one."""
+        """An empty pool in the place of the present one; what was swapped is lost with it."""
         self.pool = self._new_pool(self.storage, self.pool.total)
         self.pool.watermark_pages = self.budget.watermark_pages
+        self.swap = SwapSpace(self.storage, self._config.swap_space_bytes)
         return self.pool
 
     def compact(self, most_pages: int = MOVES_PER_TURN) -> int:
@@ -75,6 +76,11 @@ class Residence:
         stale = self.pool.extents.buddy.take_stale()
         self.storage.decommit(stale)
         return bool(stale)
+
+    def relieve(self) -> None:
+        """Give back all memory that nobody holds: the device is short of it."""
+        self.pool.drop_cached()
+        self.storage.decommit(self.pool.extents.buddy.take_stale())
 
     def plan_size(self, kv_bytes: int) -> MemoryBudget:
         """What the KV would have in `kv_bytes`; raises `NoRoom` if that is less than one request, or not there."""

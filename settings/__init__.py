@@ -34,7 +34,7 @@ class ModelSettings(BaseModel):
     tensor_parallel_size: int = Field(1, ge=1, le=1)
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
     kv_cache_bytes: int | None = Field(None, gt=0)
-    """KV pool size; by default what `gpu_memory_utilization` leaves on a GPU, and 1 GiB on a CPU."""
+    """KV pool size; by default all that is left on a GPU, and 1 GiB on a CPU. Never more than is left."""
     max_num_seqs: int = Field(64, ge=1, le=4096)
     max_seq_len: int = Field(4096, ge=1)
     """Most tokens of prompt and output; never more than the model's own context."""

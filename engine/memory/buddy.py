@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -94,15 +95,17 @@ class Buddy:
             assert not halves, f"free halves of order {order} have not joined"
             for first, count in _runs(bitmap):
                 blocks += [(index << order, order) for index in range(first, first + count)]
-        seen = 0
-        for offset, order in blocks:
-            mask = _mask(offset, order)
+        end = 0
+        for offset, order in sorted(blocks):
             assert offset % (1 << order) == 0, f"the block at unit {offset} begins at no multiple of its size"
-            assert not seen & mask, f"the block at unit {offset} overlaps another"
-            seen |= mask
-        assert seen == (1 << self.units) - 1, "a unit is in no block"
-        for offset, block in self._leased.items():
-            assert not self._stale & _mask(offset, block.order), "a leased unit would be decommitted"
+            assert offset == end, f"unit {min(offset, end)} is in no block or in two"
+            end += 1 << order
+        assert end == self.units, "a unit is in no block"
+        leased = sorted(self._leased)
+        for first, count in _runs(self._stale):
+            before = bisect_left(leased, first + count) - 1
+            ends = leased[before] + (1 << self._leased[leased[before]].order) if before >= 0 else 0
+            assert ends <= first, "a leased unit would be decommitted"
 
 
 def _mask(offset: int, order: int) -> int:

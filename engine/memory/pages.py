@@ -131,12 +131,14 @@ class PagePool:
         if self._known.setdefault(hash, page) is page:
             page.hash = hash
 
+    def drop_cached(self) -> None:
+        """Free every cached page."""
+        while self._cached:
+            self._evict()
+
     def forget(self) -> None:
         """Free every cached page, and let no held one be found any more."""
-        for page in self._cached.values():
-            page.hash = None
-            self.extents.remove(page)
-        self._cached.clear()
+        self.drop_cached()
         for page in self._known.values():
             page.hash = None
         self._known.clear()

@@ -18,7 +18,7 @@ from engine.memory.machine import DeviceMemory
 from engine.residence import Residence
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled
-from tests.unit.engine.bench import Bench, make_bench
+from tests.unit.engine.bench import Bench, RaisingModel, make_bench
 
 PAGE_BYTES = 2**20
 PROMPTS = ["a prompt", "another, longer prompt", "p", "the same prompt", "the same prompt"]
@@ -202,6 +202,25 @@ def test_idle_memory_is_compacted_past_thirty_percent_and_empty_extents_are_give
     assert memory.pool.fragmentation <= 0.3
     assert memory.pool.extents.buddy.take_stale() == []
     bench.run()
+
+
+def test_a_step_without_memory_gives_back_what_is_only_cached() -> None:
+    model = RaisingModel(lambda batch: model.calls == 20 and _out_of_memory())
+    bench = make_bench(model, pages=40)
+    bench.one("a long prompt that stays in the cache", max_tokens=2)
+    memory: Residence = bench.engine._memory
+    assert memory.pool.cached > 0
+    model.calls = 18
+    bench.add("a", "x" * 10, max_tokens=6)
+    bench.step()
+    assert memory.pool.cached > 0
+    bench.step()
+    assert (memory.pool.cached, memory.pool.held > 0) == (0, True)
+    assert bench.run()["a"].text == expected("x" * 10, 6)
+
+
+def _out_of_memory() -> bool:
+    raise MemoryError
 
 
 class Hungry(FakeModel):

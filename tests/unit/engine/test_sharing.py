@@ -164,7 +164,7 @@ class TestEqual:
     )
 
     @settings(max_examples=300, deadline=None)
-    @given(data=st.data(), requests=PROMPTS, pages=st.integers(20, 80), budget=st.sampled_from([1, 7, 16, 17, 1024]))
+    @given(data=st.data(), requests=PROMPTS, pages=st.integers(21, 80), budget=st.sampled_from([1, 7, 16, 17, 1024]))
     def test_cold_warm_after_a_stop_and_after_an_abort(
         self, data: st.DataObject, requests: list[tuple[int, str, int]], pages: int, budget: int
     ) -> None:

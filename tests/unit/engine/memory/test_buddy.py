@@ -74,6 +74,25 @@ def test_what_is_not_leased_cannot_be_freed() -> None:
             buddy.free(offset)
 
 
+def test_check_sees_a_block_that_is_free_and_leased_and_one_that_is_neither() -> None:
+    buddy = Buddy(8)
+    buddy.allocate(1, "kv")
+    buddy._free[0] = 1
+    with pytest.raises(AssertionError, match="in no block or in two"):
+        buddy.check()
+    buddy._free[0] = buddy._free[1] = 0
+    with pytest.raises(AssertionError, match="in no block or in two"):
+        buddy.check()
+
+
+def test_check_sees_a_leased_unit_that_would_be_decommitted() -> None:
+    buddy = Buddy(8)
+    buddy.allocate(0, "kv")
+    buddy._stale = 0b11
+    with pytest.raises(AssertionError, match="decommitted"):
+        buddy.check()
+
+
 @pytest.mark.parametrize("units", [0, -1])
 def test_no_units_are_refused(units: int) -> None:
     with pytest.raises(ValueError, match="at least one unit"):

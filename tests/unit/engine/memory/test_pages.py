@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import random
+from functools import cache
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -127,8 +130,48 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-def chain(n: int) -> list[bytes]:
-    hashes, parent = [], ROOT
+@pytest.mark.slow
+def test_page_totals_hold_under_a_hundred_thousand_random_operations() -> None:
+    """Each page has one place of its own, whatever is shared, evicted, moved or resized in between."""
+    rng = random.Random(11)
+    pool = PagePool(24, PAGE_SIZE, Extents(Buddy(9), 0, 4))
+    requests: list[list[Page]] = []
+    contents: dict[int, Page] = {}
+    for turn in range(100_000):
+        choice = rng.random()
+        if choice < 0.45:
+            length = rng.randint(1, 6)
+            pages = pool.match(chain(length, rng.randint(0, 5)))
+            found = len(pages)
+            if length - found <= pool.available:
+                pages += pool.allocate(length - found)
+                contents |= {page.id: page for page in pages[found:]}
+                if rng.random() < 0.7:
+                    for page, known in zip(pages, chain(length, rng.randint(0, 5)), strict=True):
+                        if page.hash is None:
+                            pool.publish(page, known)
+                requests.append(pages)
+            else:
+                pool.release(pages)
+        elif choice < 0.9 and requests:
+            pool.release(requests.pop(rng.randrange(len(requests))))
+        elif choice < 0.98:
+            contents |= {move.target: contents[move.source] for move in pool.compact(rng.randint(1, 5))}
+        elif pool.held <= (total := rng.randint(8, 36)):
+            contents |= {move.target: contents[move.source] for move in pool.resize(total)}
+        pool.check([page for pages in requests for page in pages])
+        assert all(contents[page.id] is page for pages in requests for page in pages), f"turn {turn}"
+    for pages in requests:
+        pool.release(pages)
+    pool.forget()
+    pool.check([])
+    assert (pool.available, pool.extents.leased) == (pool.total, 0)
+    assert pool.evictions > 1000
+
+
+@cache
+def chain(n: int, kind: int = 0) -> list[bytes]:
+    hashes, parent = [], page_hash(ROOT, [kind])
     for at in range(n):
         parent = page_hash(parent, [at, at])
         hashes.append(parent)
