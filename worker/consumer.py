@@ -16,9 +16,10 @@ from celery.worker.state import maybe_shutdown
 from headrace.contract import JobStatus, Reason, utc_now
 
 from worker.broker_probe import BrokerProbe
+from worker.canvas import canvas_fault
 from worker.envelope import BrokenEnvelope
 from worker.failures import JobFailed
-from worker.intake import RAW_LIMIT_CHARS, rejected_id
+from worker.intake import MAX_BODY_BYTES, RAW_LIMIT_CHARS, rejected_id
 from worker.lease import JobChannel
 from worker.orders import Rejection
 
@@ -74,7 +75,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         task_id = headers.get("id") or message.properties.get("correlation_id")
         log.error("refused a message (task id %r): %s", task_id, why)
         rejection = Rejection(
-            rejected_id(task_id), services.model, Reason.INVALID_REQUEST, why, repr(message.body)[:RAW_LIMIT_CHARS]
+            rejected_id(task_id),
+            services.model,
+            Reason.INVALID_REQUEST,
+            why,
+            repr((message.body or "")[:RAW_LIMIT_CHARS])[:RAW_LIMIT_CHARS],
         )
         failure = JobFailed.because(Reason.INVALID_REQUEST, why)
         services.metrics.count(JobStatus.FAILED, Reason.INVALID_REQUEST.value)
@@ -139,10 +144,14 @@ def fault(message: Any) -> str | None:
         return "the task's name to be shown (shadow) must be text"
     if not all(isinstance(limit, int | float | None) for limit in message.headers.get("timelimit") or ()):
         return "the time limits must be numbers of seconds"
+    if len(message.body or "") > MAX_BODY_BYTES:
+        return f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB"
     with suppress(Exception):  # what can't be decoded is told by Celery
         body = message.payload
-        if isinstance(body, list | tuple) and [type(part) for part in body] != [list, dict, dict]:
-            return "the body must be [arguments, keyword arguments, options]"
+        if isinstance(body, list | tuple):
+            if [type(part) for part in body] != [list, dict, dict]:
+                return "the body must be [arguments, keyword arguments, options]"
+            return canvas_fault(body[2])
     return None
 
 

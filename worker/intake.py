@@ -14,6 +14,10 @@ from worker.failures import Malformed
 
 RAW_LIMIT_CHARS = 100_000
 """How much of a malformed message is kept."""
+MOST_FIELDS = 100
+"""More than any request has. Each one that is unknown costs the hub time, and a message can hold a million."""
+MAX_BODY_BYTES = 32 * 2**20
+"""The hub decodes a message in one piece; this is more than the longest prompt takes, however it is written."""
 
 _job_id: TypeAdapter[str] = TypeAdapter(JobId)
 _name: TypeAdapter[str] = TypeAdapter(Name)
@@ -23,6 +27,12 @@ def read_claim(task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], mod
     """`{"job_id": id}` names a job of the ledger; anything else is a whole request, and the task's id is the job's."""
     if args:
         raise Malformed(Reason.INVALID_REQUEST, f"the task takes keyword arguments only, got {len(args)} positional")
+    if len(kwargs) > MOST_FIELDS:
+        raise Malformed(
+            Reason.INVALID_REQUEST,
+            f"{len(kwargs)} fields, and a request has at most {MOST_FIELDS}",
+            asked_model(kwargs),
+        )
     if set(kwargs) == {"job_id"}:
         if not is_job_id(kwargs["job_id"]):
             raise Malformed(Reason.INVALID_REQUEST, "job_id: not a valid job id")
@@ -69,4 +79,11 @@ def describe(exc: ValidationError) -> str:
 
 def raw_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The message as it is kept beside its rejection."""
-    return json.dumps({"args": list(args), "kwargs": dict(kwargs)}, default=repr)[:RAW_LIMIT_CHARS]
+    kept: list[str] = []
+    left_chars = RAW_LIMIT_CHARS
+    for piece in json.JSONEncoder(default=repr).iterencode({"args": list(args), "kwargs": dict(kwargs)}):
+        kept.append(piece[:left_chars])
+        left_chars -= len(kept[-1])
+        if not left_chars:
+            break
+    return "".join(kept)

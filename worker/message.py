@@ -17,6 +17,7 @@ from celery.platforms import signals as platform_signals
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
+from worker.canvas import chained_ids
 from worker.failures import HandedBack, Revoked
 
 
@@ -47,6 +48,12 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
     @property
     def delivery_tag(self) -> str:
         return str(self.message.delivery_tag)
+
+    @property
+    def chained_ids(self) -> list[str]:
+        """The tasks that won't start unless this one succeeds."""
+        _, _, embed = self._payload
+        return list(chained_ids(embed or {}))
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """What `inspect` shows: never the arguments themselves."""

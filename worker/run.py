@@ -168,10 +168,11 @@ def store_outcome(slot: Slot, job_id: str, failure: JobFailed | None = None) -> 
     """Put the job's end where `AsyncResult` looks for it, off the hub thread, before the acknowledgement.
 
     It is read from the ledger, so that Celery never says anything else. `failure` stands for a job that has no row.
+    Whoever waits for a chain waits for its last task: a failure is the end of all that come after it.
     """
     if not slot.message.wants_result:
         return
-    services, task_id = slot.services, slot.task_id
+    services = slot.services
     job = slot.park(services.writer.look, job_id)
     state: str
     value: object
@@ -181,4 +182,10 @@ def store_outcome(slot: Slot, job_id: str, failure: JobFailed | None = None) -> 
         state, value = states.FAILURE, failure
     else:
         return
-    slot.park(services.telemetry.result, lambda: services.app.backend.store_result(task_id, value, state))
+    told = [slot.task_id] if state == states.SUCCESS else [slot.task_id, *slot.message.chained_ids]
+
+    def store() -> None:
+        for task_id in told:
+            services.app.backend.store_result(task_id, value, state)
+
+    slot.park(services.telemetry.result, store)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery import chain
 from headrace.contract import JobStatus, Reason, new_job_id
-from headrace.wire import queue_name
+from headrace.wire import TASK_GENERATE, queue_name
 
 from tests.workers import MODEL, Sent, WorkerProcess, Workplace, eventually
 
@@ -30,6 +31,7 @@ def test_bad_requests_fail_with_their_reason(workplace: Workplace, start_worker:
         ({"prompt": secret, "max_tokens": -1}, Reason.INVALID_REQUEST, "max_tokens: "),
         ({"prompt": secret, "surprise": 1}, Reason.INVALID_REQUEST, "surprise: "),
         ({"prompt": None}, Reason.INVALID_REQUEST, "exactly one of"),
+        ({f"f{n}": secret for n in range(100_000)}, Reason.INVALID_REQUEST, "at most 100"),
         ({"model": "\ud800"}, Reason.INVALID_REQUEST, "model: "),
         ({"model": "m" * 200}, Reason.INVALID_REQUEST, "model: "),
         ({"model": ["a", "list"]}, Reason.INVALID_REQUEST, "model: "),
@@ -73,6 +75,15 @@ def test_a_ledger_job_of_another_model_fails(workplace: Workplace, start_worker:
 
 
 Spoil = Callable[[dict[str, Any]], Any]
+
+
+def embed(message: dict[str, Any], **options: Any) -> None:
+    """Have the message ask for something to be done after its task."""
+    body = json.loads(base64.b64decode(message["body"]))
+    body[2].update(options)
+    message["body"] = base64.b64encode(json.dumps(body).encode()).decode()
+
+
 WITH_ITS_ID: dict[str, Spoil] = {
     "no json": lambda m: m.update(body=base64.b64encode(b"{not json").decode()),
     "no text": lambda m: m.update(body=base64.b64encode(b"\xff\xfe\x00").decode()),
@@ -95,6 +106,16 @@ WITH_ITS_ID: dict[str, Spoil] = {
     "Celery's own task": lambda m: m["headers"].update(task="celery.accumulate"),
     "limits are text": lambda m: m["headers"].update(timelimit=["soon", "late"]),
     "a shadow that is no text": lambda m: m["headers"].update(shadow=["a", "list"]),
+    "a chain that is text": lambda m: embed(m, chain="next"),
+    "a chain of numbers": lambda m: embed(m, chain=[17]),
+    "a chain of nothing": lambda m: embed(m, chain=[{}]),
+    "callbacks are a number": lambda m: embed(m, callbacks=5),
+    "a callback that is none": lambda m: embed(m, callbacks=[{"task": 5}]),
+    "a callback's callback that is none": lambda m: embed(
+        m, callbacks=[{"task": "t", "args": [], "kwargs": {}, "options": {"link": [7]}}]
+    ),
+    "an errback that is none": lambda m: embed(m, errbacks=["x"]),
+    "a chord that is none": lambda m: embed(m, chord=[3]),
     "no base64": lambda m: m.update(body="***"),
     "no properties": lambda m: m.pop("properties"),
     "properties are a list": lambda m: m.update(properties=[1]),
@@ -149,6 +170,7 @@ def test_broken_messages_are_settled_and_the_worker_goes_on(
             Sent(workplace.app, ids[name]).get(timeout=5)
     eventually(lambda: workplace.unacked() == 0, 5, "every message is settled")
     assert "secret" not in worker.log
+    assert "Traceback" not in worker.log
     assert worker.stop() == 0
     workplace.ledger.check()
 
@@ -173,3 +195,29 @@ def test_messages_for_later_are_refused_and_keep_nobody_out(
         fails_with(workplace, sent, "eta and countdown are not supported")
         assert workplace.job(sent.id).status is JobStatus.FAILED
     eventually(lambda: workplace.unacked() == 0, 5, "every message is acknowledged")
+
+
+def test_a_chain_ends_with_its_first_member_that_fails(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    """Whoever waits for a chain waits for its last task, which never starts."""
+    start_worker()
+
+    def chained(**fields: Any) -> tuple[str, list[Sent]]:
+        good = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+        members = [
+            workplace.app.signature(TASK_GENERATE, kwargs=kwargs, task_id=new_job_id(), queue=queue_name(MODEL))
+            for kwargs in ({**good, **fields}, good, good)
+        ]
+        ids = [member.options["task_id"] for member in members]
+        chain(*members, app=workplace.app).apply_async()
+        return ids[0], [Sent(workplace.app, task_id) for task_id in ids[1:]]
+
+    _, rest = chained(max_tokens=-1)
+    for one in rest:
+        fails_with(workplace, one, "invalid_request: max_tokens")
+    first, rest = chained(max_tokens=3000)
+    workplace.running(first)
+    workplace.ledger.request_cancel([first])
+    for one in rest:
+        eventually(lambda one=one: one.state == "REVOKED", 10, "the rest of the chain is told")
