@@ -30,13 +30,17 @@ class Clock:
 
 @dataclass
 class Bench:
-    """An engine whose deltas are collected and whose invariants are checked after each step."""
+    """An engine whose deltas are collected and whose invariants are checked after each step.
+
+    `texts` and `tokens` are those of first completions, `others` of those behind them.
+    """
 
     engine: Engine
     model: FakeModel
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    others: dict[tuple[str, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
 
     def add(
@@ -64,15 +68,26 @@ class Bench:
         for delta in result.deltas:
             assert delta.request_id not in self.outputs
             assert delta.text or delta.token_ids
-            assert delta.offset == len(self.texts.get(delta.request_id, ""))
-            self.texts[delta.request_id] = self.texts.get(delta.request_id, "") + delta.text
-            self.tokens[delta.request_id] = self.tokens.get(delta.request_id, ()) + delta.token_ids
+            text, tokens = self.streamed(delta.request_id, delta.index)
+            assert delta.offset == len(text)
+            text, tokens = text + delta.text, tokens + delta.token_ids
+            if delta.index:
+                self.others[delta.request_id, delta.index] = text, tokens
+            else:
+                self.texts[delta.request_id], self.tokens[delta.request_id] = text, tokens
         for output in result.finished:
             assert output.request_id not in self.outputs
-            assert output.text == self.texts.get(output.request_id, "")
-            assert output.token_ids == self.tokens.get(output.request_id, ())
+            for choice in output.choices:
+                assert (choice.text, choice.token_ids) == self.streamed(output.request_id, choice.index)
+            assert (output.text, output.token_ids) == (output.choices[0].text, output.choices[0].token_ids)
             self.outputs[output.request_id] = output
         return result
+
+    def streamed(self, request_id: str, index: int = 0) -> tuple[str, tuple[int, ...]]:
+        """Text and tokens of a completion, as the deltas had them."""
+        if index:
+            return self.others.get((request_id, index), ("", ()))
+        return self.texts.get(request_id, ""), self.tokens.get(request_id, ())
 
     def run(self) -> dict[str, RequestOutput]:
         for _ in range(10_000):
