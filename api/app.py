@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
+from fastapi_offline import FastAPIOffline
 from headrace.contract import JobRequest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import errors, openapi
 from api.door import open_door
@@ -21,6 +23,18 @@ Every error is `{"error": {"message", "type", "param", "code"}}`. A submission w
 repeated as often as wanted: one job comes of it."""
 
 
+class WithoutSlash:
+    """Takes `/v1/jobs/` for `/v1/jobs`. A redirect would name a host that the client perhaps can't reach."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await self._app(scope, receive, send)
+
+
 def create_app(settings: Settings) -> FastAPI:
     """An application that opens its parts when it starts, and closes them when it stops."""
     metrics = Metrics()
@@ -31,8 +45,13 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.door = door
             yield
 
-    app = FastAPI(
-        title="Headrace", version="0.1.0", summary="LLM inference as jobs", description=DESCRIPTION, lifespan=lifespan
+    app = FastAPIOffline(
+        title="Headrace",
+        version="0.1.0",
+        summary="LLM inference as jobs",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
     )
     for module in (jobs, events, models, health):
         app.include_router(module.router)
@@ -40,4 +59,5 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     openapi.install(app, JobRequest)
     app.add_middleware(CountRequests, metrics=metrics)
+    app.add_middleware(WithoutSlash)
     return app

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from anyio import to_thread
 from headrace.errors import BadRequest
-from headrace.validation import invalid
+from headrace.validation import PARAM_CHARS, invalid
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
@@ -44,7 +44,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
-            raise invalid(f"the name {name!r} stands twice in one object", name, "invalid_json")
+            raise invalid(f"the name {name[:PARAM_CHARS]!r} stands twice in one object", name, "invalid_json")
         seen.add(name)
     raise AssertionError("unreachable")
 

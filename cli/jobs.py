@@ -22,8 +22,17 @@ Url = Annotated[
     typer.Option("--url", help="The API. By default HEADRACE_API_URL, then the running `headrace up`.", metavar="URL"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB...")]
-JobId = Annotated[str, typer.Argument(help="Id of the job.", metavar="JOB")]
+
+
+def _readable(job_id: str) -> str:
+    """An id as it can stand in a URL."""
+    if not job_id or job_id.encode(errors="replace").decode() != job_id:
+        raise typer.BadParameter(f"{job_id!r} can't be the id of a job")
+    return job_id
+
+
+JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB...", parser=_readable)]
+JobId = Annotated[str, typer.Argument(help="Id of the job.", metavar="JOB", parser=_readable)]
 
 
 @contextmanager
@@ -88,7 +97,7 @@ def submit(
         raise Failure("give the prompt as an argument or with --file", "headrace submit --help", Exit.USAGE)
     if stream and as_json:
         raise Failure("--stream prints text as it comes, so it can't go with --json", "use --wait --json", Exit.USAGE)
-    text = prompt if file is None else file.read()
+    text = prompt if file is None else _read(file)
     messages = None
     if chat:
         messages = [{"role": "system", "content": system}] if system else []
@@ -119,6 +128,13 @@ def submit(
             print_json(job.model_dump(mode="json", exclude_none=True))
         else:
             print(job.id)
+
+
+def _read(file: typer.FileText) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise Failure(f"{file.name} is no UTF-8 text: {error.reason} at byte {error.start}", code=Exit.USAGE) from None
 
 
 def _wait(client: Client, job_id: str, timeout: float | None) -> Job:

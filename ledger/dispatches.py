@@ -111,15 +111,13 @@ def queued(connection: Connection, model: str, older_than_s: float, limit: int) 
 
 
 def sent_counts(connection: Connection) -> dict[str, dict[JobStatus, int]]:
+    """Each state in one statement: between two of them jobs come and go."""
     counts: dict[str, dict[JobStatus, int]] = {}
+    to_send = select(OutboxRow.job_id).where(OutboxRow.topic == Topic.PUBLISH)
+    sent = func.count().filter(JobRow.id.not_in(to_send))
     for status in LIVE:
-        live = select(JobRow.model, func.count()).where(is_in(status)).group_by(JobRow.model)
-        for model, count in connection.execute(live):
+        for model, count in connection.execute(select(JobRow.model, sent).where(is_in(status)).group_by(JobRow.model)):
             counts.setdefault(model, {})[status] = count
-        to_send = select(OutboxRow.job_id).where(OutboxRow.topic == Topic.PUBLISH)
-        unsent = live.where(JobRow.id.in_(to_send))
-        for model, count in connection.execute(unsent):
-            counts[model][status] -= count
     return counts
 
 

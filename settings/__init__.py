@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from functools import cached_property, lru_cache
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from headrace import urls
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
@@ -86,6 +88,19 @@ class ApiSettings(BaseModel):
     """The longest long-poll; a longer `wait` is cut to it."""
 
 
+class SettingsFile(YamlConfigSettingsSource):
+    """`headrace.yaml`. Raises `yaml.YAMLError` also for what is YAML and holds no settings."""
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        try:
+            found: object = super()._read_file(file_path)
+        except UnicodeDecodeError as error:
+            raise yaml.YAMLError(f"it is no UTF-8 text: {error.reason} at byte {error.start}") from None
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+            raise yaml.YAMLError("it must hold settings by their names (`name: value`), and holds something else")
+        return found
+
+
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="HEADRACE_", env_nested_delimiter="__", extra="forbid", frozen=True, yaml_file="headrace.yaml"
@@ -128,7 +143,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, SettingsFile(settings_cls)
 
 
 @lru_cache(maxsize=1)

@@ -109,6 +109,8 @@ async def submit(
     is accepted it is in the database, and ends in exactly one recorded outcome.
     """
     fields = await read_json(request, door.settings.api.max_body_bytes)
+    if len(request.headers.getlist("idempotency-key")) > 1:
+        raise invalid("the header Idempotency-Key is there more than once", "idempotency_key")
     if idempotency_key is not None and isinstance(fields, dict):
         _add_key(fields, idempotency_key)
     submission = await accept(door, await to_thread.run_sync(job_request, fields))
@@ -120,7 +122,9 @@ async def submit(
 
 
 def _add_key(fields: dict[str, Any], key: str) -> None:
-    if fields.setdefault("idempotency_key", key) != key:
+    if fields.get("idempotency_key") is None:
+        fields["idempotency_key"] = key
+    elif fields["idempotency_key"] != key:
         raise invalid("the header Idempotency-Key and idempotency_key in the body differ", "idempotency_key")
 
 

@@ -13,6 +13,9 @@ from headrace.errors import BadRequest
 
 MOST_TOLD = 8
 """Faults that one message tells."""
+MESSAGE_CHARS = 4000
+PARAM_CHARS = 200
+"""A sender may name a field by megabytes; it isn't sent them back."""
 _RIVALS = frozenset({"string_type", "list_type"})
 
 
@@ -34,19 +37,21 @@ def bad_request(errors: Sequence[ErrorDetails], sent: object) -> BadRequest:
             told[param] = text
         elif text not in told[param]:
             told[param] += f", or {_lower(text)}"
-    parts = [f"{param}: {_lower(text)}" if param else text for param, text in told.items()]
+    parts = [f"{_shown(param, PARAM_CHARS)}: {_lower(text)}" if param else text for param, text in told.items()]
     if len(found) > MOST_TOLD:
         parts.append(f"and {len(found) - MOST_TOLD} more")
     return invalid("; ".join(parts), next(iter(told)))
 
 
 def invalid(message: str, param: str | None, code: str = "invalid_request", status: int = 400) -> BadRequest:
-    """A BadRequest whose texts can be encoded, whatever was sent."""
-    message, param = _encodable(message), None if param is None else _encodable(param)
+    """A BadRequest whose texts can be encoded and are short, whatever was sent."""
+    message = _shown(message, MESSAGE_CHARS)
+    param = None if param is None else _shown(param, PARAM_CHARS)
     return BadRequest(message, type="invalid_request_error", param=param, code=code, status=status)
 
 
-def _encodable(text: str) -> str:
+def _shown(text: str, most_chars: int) -> str:
+    text = text if len(text) <= most_chars else f"{text[: most_chars - 1]}…"
     return text.encode(errors="replace").decode()
 
 

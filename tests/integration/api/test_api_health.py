@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
@@ -126,7 +127,13 @@ def test_the_openapi_document_is_complete(http: httpx.Client) -> None:
     assert {"400", "404", "409", "413", "415", "503"} <= set(submit["responses"])
     references = {part.split('"')[0] for part in str(document).replace("'", '"').split("#/components/schemas/")[1:]}
     assert references <= set(schemas)
-    assert http.get("/docs").status_code == 200
+    page = http.get("/docs")
+    assert page.status_code == 200
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(sources) >= 2
+    for source in sources:
+        assert source.startswith("/"), "the page needs no other server"
+        assert http.get(source).status_code == 200
 
 
 def test_the_root_leads_to_the_documentation(http: httpx.Client) -> None:

@@ -283,3 +283,26 @@ def test_prompts_are_not_logged(http: httpx.Client, caplog: pytest.LogCaptureFix
     assert http.post("/v1/jobs", json={**OK, "prompt": secret * 20}).status_code == 400
     own = [r for r in caplog.records if not r.name.startswith(("httpx", "httpcore"))]
     assert not any(secret in record.getMessage() for record in own)
+
+
+def test_a_name_of_megabytes_is_not_sent_back(http: httpx.Client) -> None:
+    for body in ({"model": "bytes", "prompt": "x", "n" * 90_000: 1}, None):
+        content = json.dumps(body) if body else '{"%s": 1, "%s": 2}' % (("n" * 40_000,) * 2)
+        answer = http.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+        assert len(answer.content) < 10_000
+
+
+def test_a_null_key_beside_the_header_is_none_and_two_headers_are_refused(http: httpx.Client) -> None:
+    body = {"model": "bytes", "prompt": "x", "idempotency_key": None}
+    first, again = (http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "null-key"}) for _ in range(2))
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert first.json()["id"] == again.json()["id"]
+    twice = http.post("/v1/jobs", json=body, headers=[("Idempotency-Key", "a"), ("Idempotency-Key", "b")])
+    assert refusal(twice)["param"] == "idempotency_key"
+
+
+def test_a_slash_at_the_end_changes_nothing(http: httpx.Client) -> None:
+    assert http.post("/v1/jobs/", json={"model": "bytes", "prompt": "x"}).status_code == 202
+    assert http.get("/v1/jobs/").json() == http.get("/v1/jobs").json()
+    assert http.get("/healthz/").status_code == 200

@@ -115,6 +115,11 @@ def test_no_server_is_told_in_two_lines(monkeypatch: pytest.MonkeyPatch) -> None
         ["submit", "a", "--top-p", "2"],
         ["submit", "a", "--priority", "urgent"],
         ["status"],
+        ["status", ""],
+        ["watch", ""],
+        ["cancel", "a", "\udcff"],
+        ["retry", ""],
+        ["submit", "--file", sys.executable],
         ["nonsense"],
     ],
 )
@@ -221,6 +226,14 @@ def test_a_settings_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     result = runner.invoke(app, ["config"])
     assert result.exit_code == Exit.USAGE
     assert "headrace.yaml: unacceptable character" in result.stderr
+
+
+@pytest.mark.parametrize("text", [b"- a list", b"text", b"17", b"1: 2", b"api: \xff"])
+def test_a_settings_file_that_holds_no_settings_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "headrace.yaml").write_bytes(text)
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == Exit.USAGE
+    assert "headrace.yaml: it " in result.stderr
 
 
 def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
