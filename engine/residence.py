@@ -18,7 +18,7 @@ from kernels.kv import UNIT_BYTES
 
 log = logging.getLogger(__name__)
 
-WARM_UP_TOKENS = 256
+WARM_UP_TOKENS = 128
 """Most tokens of the step that verifies the budget; its finding holds in proportion for the whole token budget."""
 MOST_FRAGMENTATION = 0.3
 """Share of free places in the leased extents above which pages move together."""

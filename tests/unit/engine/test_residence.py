@@ -258,24 +258,24 @@ class Hungry(FakeModel):
 
 
 class TestVerification:
-    """The estimate is 4 MiB for 256 tokens and 16 MiB for the budget of 1024, on a device of 1 GiB."""
+    """The estimate is 2 MiB for 128 tokens and 16 MiB for the budget of 1024, on a device of 1 GiB."""
 
     CONFIG = EngineConfig("fake", page_size=4, max_seq_len=512, gpu_memory_utilization=1.0)
 
     def test_a_step_within_the_estimate_leaves_it_as_it_is(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
-            memory = Residence(Hungry(2**22, 0), self.CONFIG)
+            memory = Residence(Hungry(2**21, 0), self.CONFIG)
         assert memory.budget.kv_bytes == 2**30 - 2**28 - 2**24
-        assert "a step of 256 tokens used 4194304 bytes, 4194304 were expected" in caplog.text
+        assert "a step of 128 tokens used 2097152 bytes, 2097152 were expected" in caplog.text
 
     def test_a_step_that_uses_more_corrects_it_in_proportion(self, caplog: pytest.LogCaptureFixture) -> None:
-        memory = Residence(Hungry(2**22 + 1000, 0), self.CONFIG)
-        assert memory.budget.activation_bytes == 2**24 + 4000
-        assert memory.budget.kv_bytes == 2**30 - 2**28 - 2**24 - 4000
-        assert "activations are taken to be 16781216 bytes" in caplog.text
+        memory = Residence(Hungry(2**21 + 1000, 0), self.CONFIG)
+        assert memory.budget.activation_bytes == 2**24 + 8000
+        assert memory.budget.kv_bytes == 2**30 - 2**28 - 2**24 - 8000
+        assert "activations are taken to be 16785216 bytes" in caplog.text
 
     def test_what_the_first_step_keeps_is_in_use(self) -> None:
-        memory = Residence(Hungry(2**22, 2**26), self.CONFIG)
+        memory = Residence(Hungry(2**21, 2**26), self.CONFIG)
         assert memory.budget.kv_bytes == 2**30 - 2**28 - 2**26 - 2**24
 
     def test_a_device_that_turns_out_too_small_is_refused(self) -> None:
