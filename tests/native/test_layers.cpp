@@ -87,6 +87,38 @@ void rows(const Ops& ops) {
     }
 }
 
+// Rows of every kind share one scratch, whose arrays end where they should; a row is chosen the same again.
+void sampling(const Ops& ops) {
+    for (int64_t vocab : {1, 63, 64, 200, 5000}) {
+        std::vector<float> logits(vocab);
+        for (int64_t i = 0; i < vocab; i++) logits[i] = float(i * 31 % 17) / 8;
+        std::vector<char> memory(SamplingScratch::bytes(vocab));
+        std::vector<int32_t> ids(vocab), tokens{0, int32_t(vocab - 1), 0};
+        std::vector<double> logprobs(vocab);
+        std::vector<int32_t> chosen;
+        for (int repeat = 0; repeat < 2; repeat++) {
+            for (int kind = 0; kind < 48; kind++) {
+                SamplingRow row{};
+                row.temperature = kind % 3;
+                row.top_p = kind % 4 ? 1.0 : 0.9;
+                row.min_p = kind % 8 ? 0.0 : 0.01;
+                row.top_k = kind % 5 ? 0 : 150;
+                row.seed = uint64_t(kind);
+                row.forced = -1;
+                row.top_logprobs = int32_t(kind % 2 ? vocab : -1);
+                row.repetition = 1.5f;
+                row.tokens = tokens.data();
+                row.token_count = kind % 7 ? 0 : 3;
+                SampledRow out{};
+                ops.sample(row, logits.data(), vocab, memory.data(), out, ids.data(), logprobs.data());
+                CHECK(out.token >= 0 && out.token < vocab);
+                if (repeat == 0) chosen.push_back(out.token);
+                CHECK(chosen[kind] == out.token);
+            }
+        }
+    }
+}
+
 } // namespace
 
 void test_layers() {
@@ -96,5 +128,6 @@ void test_layers() {
             attend_and_write<float>(ops, size, true);
         }
         rows(ops);
+        sampling(ops);
     });
 }

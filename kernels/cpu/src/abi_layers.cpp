@@ -64,3 +64,24 @@ void headrace_paged_attention(const Ops* ops, Team* team, const StepShape* step,
     plan.make(*step, *heads, team->size());
     team->run([&](int worker) { ops->attend(plan, *step, *heads, *layer, *team, worker); });
 }
+
+int64_t headrace_sampling_bytes(int64_t vocab) { return SamplingScratch::bytes(vocab); }
+
+void headrace_sample(const Ops* ops, Team* team, const SamplingRow* rows, int64_t count, const float* logits,
+                     int64_t vocab, void* memory, SampledRow* out, int32_t* top_ids, double* top_logprobs,
+                     int64_t most_top) {
+    team->run([&](int worker) {
+        char* mine = static_cast<char*>(memory) + worker * SamplingScratch::bytes(vocab);
+        for (int64_t row; (row = team->claim_one()) < count;) {
+            ops->sample(rows[row], logits + row * vocab, vocab, mine, out[row], top_ids + row * most_top,
+                        top_logprobs + row * most_top);
+        }
+    });
+}
+
+void headrace_copy_pages(Team* team, const PageMove* moves, int64_t count, int64_t page_bytes) {
+    team->run([&](int) {
+        const int64_t parts = count * parts_of(page_bytes);
+        for (int64_t part; (part = team->claim_one()) < parts;) copy_part(moves, page_bytes, part);
+    });
+}

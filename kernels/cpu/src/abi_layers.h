@@ -2,8 +2,10 @@
 #pragma once
 
 #include "abi.h"
+#include "copy.h"
 
 static_assert(sizeof(headrace::HeadShape) == 24 && sizeof(headrace::StepShape) == 56);
+static_assert(sizeof(headrace::SamplingRow) == 136 && sizeof(headrace::SampledRow) == 16);
 static_assert(sizeof(headrace::RotaryLayer) == 80 && sizeof(headrace::AttentionLayer) == 48);
 
 HEADRACE_API void headrace_embed(const headrace::Ops* ops, headrace::Team* team, const void* table, int32_t is_float,
@@ -20,3 +22,14 @@ HEADRACE_API void headrace_rotary_kv_write(const headrace::Ops* ops, headrace::T
 HEADRACE_API void headrace_paged_attention(const headrace::Ops* ops, headrace::Team* team,
                                            const headrace::StepShape* step, const headrace::HeadShape* heads,
                                            const headrace::AttentionLayer* layer);
+
+// Memory that sampling needs for each worker, all zero before the first call.
+HEADRACE_API int64_t headrace_sampling_bytes(int64_t vocab);
+// [rows] of logits [vocab]; `top_ids` and `top_logprobs` are [rows, most_top].
+HEADRACE_API void headrace_sample(const headrace::Ops* ops, headrace::Team* team, const headrace::SamplingRow* rows,
+                                  int64_t count, const float* logits, int64_t vocab, void* memory,
+                                  headrace::SampledRow* out, int32_t* top_ids, double* top_logprobs, int64_t most_top);
+
+// Copies whole pages; sources and targets may not overlap.
+HEADRACE_API void headrace_copy_pages(headrace::Team* team, const headrace::PageMove* moves, int64_t count,
+                                      int64_t page_bytes);

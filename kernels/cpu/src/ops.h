@@ -9,6 +9,7 @@
 #include "half.h"
 #include "linear_job.h"
 #include "team.h"
+#include "sampling_types.h"
 
 namespace headrace {
 
@@ -30,6 +31,8 @@ struct Ops {
     void (*quantize_row)(const float* from, int64_t count, int group, int8_t* to, float* scales, int32_t* offsets);
     void (*quantize_row_bf16)(const uint16_t* from, int64_t count, int group, int8_t* to, float* scales, int32_t* offsets);
     void (*linear_job)(Team& team, const LinearJob& job);
+    void (*sample)(const SamplingRow& row, const float* logits, int64_t vocab, void* memory, SampledRow& out,
+                   int32_t* top_ids, double* top_logprobs);
 };
 
 #if defined(__x86_64__)

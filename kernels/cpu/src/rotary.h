@@ -27,7 +27,7 @@ template <class In, class T> class Rotary {
 
     void rows(int64_t begin, int64_t end) {
         const int32_t* starts = step_.query_start;
-        int64_t request = std::upper_bound(starts, starts + step_.requests + 1, int32_t(begin)) - starts - 1;
+        int64_t request = 0;
         for (int64_t row = begin; row < end; row++) {
             while (row >= starts[request + 1]) request++;
             int64_t position = step_.positions[row];

@@ -51,6 +51,11 @@ HEADRACE_INLINE float reduce_max(F a) {
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
+// A bit for each lane, the first one's the lowest, where a is at least b; none for a NaN.
+HEADRACE_INLINE uint32_t lanes_at_least(F a, F b) {
+    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+}
+
 HEADRACE_INLINE __m128i load_halves(const uint16_t* p) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
 }

@@ -44,6 +44,9 @@ HEADRACE_INLINE float reduce_max(F a) {
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
+// A bit for each lane, the first one's the lowest, where a is at least b; none for a NaN.
+HEADRACE_INLINE uint32_t lanes_at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+
 HEADRACE_INLINE F widen_bf16(__m256i a) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16));
 }

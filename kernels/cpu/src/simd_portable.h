@@ -50,6 +50,12 @@ HEADRACE_INLINE F scale_by_power(F p, F n) {
 HEADRACE_INLINE float reduce_add(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 HEADRACE_INLINE float reduce_max(F a) { return std::max(std::max(a[0], a[2]), std::max(a[1], a[3])); }
 
+// A bit for each lane, the first one's the lowest, where a is at least b; none for a NaN.
+HEADRACE_INLINE uint32_t lanes_at_least(F a, F b) {
+    I reaches = a >= b;
+    return uint32_t(reaches[0] & 1) | uint32_t(reaches[1] & 2) | uint32_t(reaches[2] & 4) | uint32_t(reaches[3] & 8);
+}
+
 HEADRACE_INLINE F load_bf16_n(const uint16_t* p, int n) {
     F a = zero();
     for (int i = 0; i < (n < W ? n : W); i++) a[i] = widen_bf16(p[i]);

@@ -9,6 +9,7 @@
 #include "rotary.h"
 #include "linear_call.h"
 #include "quantize.h"
+#include "sampling.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -28,6 +29,7 @@ extern const Ops ops = {
     quantize_row,
     quantize_row_bf16,
     linear_job,
+    sample,
 };
 
 } // namespace headrace::HEADRACE_ISA

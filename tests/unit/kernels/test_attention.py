@@ -113,6 +113,8 @@ def written(kernels: Kernels, batch: Ragged, stale: int = 0) -> object:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (4, 1)])
 @pytest.mark.parametrize("size", [64, 80, 96, 128])
 def test_mixed_batch_equals_the_formula(kernels: Kernels, size: int, heads: int, kv_heads: int, page_size: int) -> None:
+    if kernels.name == "cpu" and page_size % 16:
+        pytest.skip("pages of the CPU library hold a multiple of 16 tokens")
     batch = Ragged(MIXED, heads, kv_heads, size, page_size, torch.float32)
     got = attend(kernels, batch, written(kernels, batch))
     torch.testing.assert_close(got.double(), batch.expected(), rtol=1e-5, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -85,21 +86,20 @@ def test_silu_and_mul(kernels: Kernels, dtype: torch.dtype) -> None:
     assert_near(kernels.silu_and_mul(gate_up.clone()), gate / (1 + (-gate).exp()) * up, dtype)
 
 
-def metadata(layout: KVLayout, positions: list[int], slots: list[int]) -> AttentionMetadata:
-    """One request whose tokens go to the given slots of pages of 4."""
+def metadata(layout: KVLayout, positions: range, pages: list[int]) -> AttentionMetadata:
+    """One request that has these pages, and whose last tokens are in the step."""
 
-    def i32(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32)
+    def i32(values: Iterable[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int32)
 
-    pages = [slot // 4 for slot in slots]
     return AttentionMetadata(
         positions=i32(positions),
-        slots=i32(slots),
+        slots=i32(pages[p // layout.page_size] * layout.page_size + p % layout.page_size for p in positions),
         query_start=i32([0, len(positions)]),
-        context_len=i32([len(positions)]),
+        context_len=i32([positions.stop]),
         block_table=i32(pages)[None],
         max_query=len(positions),
-        max_context=len(positions),
+        max_context=positions.stop,
         layout=layout,
     )
 
@@ -111,14 +111,14 @@ def test_rotary_turns_pairs_of_halves(
     kernels: Kernels, dtype: torch.dtype, normalised: bool, heads: int, kv_heads: int, size: int
 ) -> None:
     """Component i and i + D/2 are a point in the plane, turned by the angle of its position and frequency."""
-    positions = [0, 1, 7, 3]
-    angles = torch.rand(10, size // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 6
+    positions = range(14, 18)
+    angles = torch.rand(20, size // 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 6
     table = torch.stack([angles.cos(), angles.sin()], dim=1).float()
     qkv = randn(4, heads + 2 * kv_heads, size, dtype=dtype)
     q_norm, k_norm = (randn(size, seed=4), randn(size, seed=5)) if normalised else (None, None)
-    layout = KVLayout(1, kv_heads, size, dtype.itemsize, 4)
+    layout = KVLayout(1, kv_heads, size, dtype.itemsize, 16)
     (kv,) = kernels.kv_views(torch.zeros(UNIT_BYTES, dtype=torch.uint8), layout, dtype)
-    meta = kernels.prepare(metadata(layout, positions, [9, 2, 3, 21]), dtype)
+    meta = kernels.prepare(metadata(layout, positions, [5, 2]), dtype)
 
     got = kernels.rotary_kv_write(qkv.clone(), table, meta, kv, q_norm, k_norm, norm_eps=1e-5)
 
@@ -126,35 +126,24 @@ def test_rotary_turns_pairs_of_halves(
     if q_norm is not None:
         q = plain_norm(q, q_norm, 1e-5)
     points = torch.complex(q[..., : size // 2], q[..., size // 2 :])
-    turned = points * torch.polar(torch.ones_like(angles), angles)[positions][:, None]
+    turned = points * torch.polar(torch.ones_like(angles), angles)[14:18, None]
     assert got.dtype == dtype
     assert_near(got, torch.cat([turned.real, turned.imag], dim=-1), dtype)
 
 
 def test_copied_pages_are_equal_and_the_others_untouched(kernels: Kernels) -> None:
     """Seen through attention, because the layout of the pool is the implementation's own."""
-    layout = KVLayout(2, 1, 8, 4, 4)
+    layout = KVLayout(2, 1, 8, 4, 16)
     far = layout.pages_per_extent + 5
     storage = torch.zeros(2 * UNIT_BYTES, dtype=torch.uint8)
     layers = kernels.kv_views(storage, layout, torch.float32)
-    identity = torch.stack([torch.ones(16, 4), torch.zeros(16, 4)], dim=1)
-    slots = [4, 5, 6, 7, 8, 9, 10, 11]
-    meta = kernels.prepare(metadata(layout, [0, 1, 2, 3, 4, 5, 6, 7], slots), torch.float32)
+    identity = torch.stack([torch.ones(32, 4), torch.zeros(32, 4)], dim=1)
+    meta = kernels.prepare(metadata(layout, range(32), [1, 2]), torch.float32)
     for seed, kv in enumerate(layers):
-        kernels.rotary_kv_write(randn(8, 3, 8, seed=seed), identity, meta, kv)
+        kernels.rotary_kv_write(randn(32, 3, 8, seed=seed), identity, meta, kv)
 
     def look(pages: list[int]) -> Tensor:
-        last = AttentionMetadata(
-            positions=torch.tensor([7], dtype=torch.int32),
-            slots=torch.tensor([pages[-1] * 4 + 3], dtype=torch.int32),
-            query_start=torch.tensor([0, 1], dtype=torch.int32),
-            context_len=torch.tensor([8], dtype=torch.int32),
-            block_table=torch.tensor([pages], dtype=torch.int32),
-            max_query=1,
-            max_context=8,
-            layout=layout,
-        )
-        meta = kernels.prepare(last, torch.float32)
+        meta = kernels.prepare(metadata(layout, range(31, 32), pages), torch.float32)
         return torch.stack([kernels.paged_attention(randn(1, 1, 8), kv, meta, 1 / math.sqrt(8)) for kv in layers])
 
     before = look([1, 2])

@@ -1,0 +1,171 @@
+"""The CPU library's operations as `kernels.protocol.Kernels`, over torch tensors that are read in place.
+
+The engine runs whole steps in the library (`kernels.cpu.step`); this is for using and testing operations one by
+one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.cpu import copy, ops
+from kernels.cpu.layers import Heads, Step
+from kernels.cpu.library import Team
+from kernels.cpu.linear import Then, linear
+from kernels.cpu.packing import Format, Matrix, Packed, Source, pack
+from kernels.cpu.sampling import Sampler
+from kernels.kv import KVLayout
+from kernels.protocol import AttentionMetadata, Linear
+from kernels.reference import TorchLinear
+from kernels.sampling import Sampled, SamplingBatch
+
+DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+"""What activations, keys and values may be, and how numpy holds it."""
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """One layer's keys and values of all pages: the arena, and where the layer's block begins in a page."""
+
+    arena: NDArray[np.uint8]
+    offset_bytes: int
+    layout: KVLayout
+    is_float: bool
+
+    def heads(self, heads: int) -> Heads:
+        layout = self.layout
+        return Heads(heads, layout.kv_heads, layout.head_size, layout.page_size, self.is_float)
+
+
+class PackedLinear:
+    """A weight in the library's tiles."""
+
+    def __init__(self, team: Team, weight: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._team = team
+        self._dtype = weight.dtype
+        self._is_float = _type(weight) is np.float32
+        # Products of bf16 run over pairs of inputs.
+        self._odd = not self._is_float and self.in_features % 2 == 1
+        padded = torch.nn.functional.pad(weight, (0, 1)) if self._odd else weight
+        form, source = (Format.F32, Source.F32) if self._is_float else (Format.BF16, Source.BF16)
+        self._packed: Packed = pack(team, form, [Matrix(source, to_numpy(padded), padded.shape[1])])
+        self._bias = None if bias is None else to_numpy(bias.float())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = torch.nn.functional.pad(x, (0, 1)) if self._odd else x
+        then = Then.STORE_FLOAT if self._is_float else Then.STORE_BF16
+        return to_torch(linear(self._team, self._packed, to_numpy(x), then, bias=self._bias))
+
+
+class CpuKernels:
+    """`kernels.protocol.Kernels` on a team of threads."""
+
+    name = "cpu"
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self._samplers: dict[int, Sampler] = {}
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return PackedLinear(self.team, weight, bias) if weight.dtype in DTYPES else TorchLinear(weight, bias)
+
+    def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[LayerKV]:
+        is_float = _type(torch.empty(0, dtype=dtype)) is np.float32
+        arena = storage.numpy()
+        views = [LayerKV(arena, layer * layout.layer_bytes, layout, is_float) for layer in range(layout.layers)]
+        views[0].heads(layout.kv_heads)  # refuses what the library can't serve
+        return views
+
+    def prepare(self, meta: AttentionMetadata, dtype: torch.dtype) -> AttentionMetadata:
+        layout = meta.layout
+        extents, index = np.divmod(meta.block_table.numpy().astype(np.int64), layout.pages_per_extent)
+        step = Step(
+            positions=meta.positions.numpy(),
+            query_start=meta.query_start.numpy(),
+            context_len=meta.context_len.numpy(),
+            page_offset=extents * layout.extent_bytes + index * layout.page_bytes,
+        )
+        return replace(meta, plan=step)
+
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        return to_torch(ops.embed(self.team, to_numpy(table), token_ids.numpy()))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
+        return to_torch(ops.rms_norm(self.team, to_numpy(x), to_numpy(weight.float()), eps, DTYPES[out_dtype]))
+
+    def add_rms_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        ops.add_rows(self.team, residual.numpy(), to_numpy(x))
+        return residual, self.rms_norm(residual, weight, eps, out_dtype)
+
+    def rotary_kv_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        meta: AttentionMetadata,
+        kv: LayerKV,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        norm_eps: float = 1e-6,
+    ) -> Tensor:
+        heads = kv.heads(qkv.shape[1] - 2 * kv.layout.kv_heads)
+        q_weight, k_weight = (None if norm is None else to_numpy(norm.float()) for norm in (q_norm, k_norm))
+        return to_torch(
+            ops.rotary_kv_write(
+                self.team,
+                meta.plan,
+                heads,
+                to_numpy(qkv),
+                to_numpy(cos_sin),
+                kv.arena,
+                kv.offset_bytes,
+                q_norm=q_weight,
+                k_norm=k_weight,
+                norm_eps=norm_eps,
+            )
+        )
+
+    def paged_attention(self, q: Tensor, kv: LayerKV, meta: AttentionMetadata, scale: float) -> Tensor:
+        heads = kv.heads(q.shape[1])
+        return to_torch(ops.paged_attention(self.team, meta.plan, heads, to_numpy(q), kv.arena, scale, kv.offset_bytes))
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return to_torch(ops.silu_and_mul(self.team, to_numpy(gate_up)))
+
+    def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
+        offsets = ([layout.offset_bytes(page) for page in pages.tolist()] for pages in (source, target))
+        copy.copy_pages(self.team, storage.numpy(), layout.page_bytes, *offsets)
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
+        vocab = logits.shape[1]
+        if vocab not in self._samplers:
+            self._samplers[vocab] = Sampler(self.team, vocab)
+        return self._samplers[vocab].sample(to_numpy(logits), batch)
+
+
+def _type(tensor: Tensor) -> type[np.generic]:
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"the CPU library computes in float32 and bfloat16, not in {tensor.dtype}")
+    return DTYPES[tensor.dtype]
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's memory, bfloat16 as uint16; a copy only if it isn't contiguous."""
+    if _type(tensor) is np.uint16:
+        tensor = tensor.view(torch.uint16) if tensor.is_contiguous() else tensor.contiguous().view(torch.uint16)
+    array: NDArray[Any] = tensor.detach().contiguous().numpy()
+    return array
+
+
+def to_torch(array: NDArray[Any]) -> Tensor:
+    """The array's memory, uint16 as bfloat16."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
