@@ -94,6 +94,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
             backend = self.app.backend
             services.telemetry.result(lambda: backend.store_result(task_id, failure, states.FAILURE), _nobody)
             if self.event_dispatcher:
+                # Flower shows the producer's own event, with the prompt in it, until it hears of a newer one.
+                shown = {"name": str(headers.get("task")), "args": "-", "kwargs": f"job {task_id}"}
+                self.event_dispatcher.send("task-received", uuid=task_id, **shown)
                 self.event_dispatcher.send("task-failed", uuid=task_id, exception=repr(failure))
 
     def ensure_connected(self, conn: Any) -> Any:

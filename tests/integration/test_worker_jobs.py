@@ -207,6 +207,7 @@ def test_events_tell_the_summary_and_no_prompt(
             stopped = workplace.send(prompt="a secret of mine", max_tokens=3000)
             workplace.running(stopped.id)
             workplace.app.control.revoke(stopped.id, terminate=True)
+            refused = workplace.send(prompt="a secret of mine", options={"countdown": 3600})
 
             def heard(kind: str, task_id: str) -> list[dict[str, Any]]:
                 with suppress(TimeoutError):
@@ -215,9 +216,11 @@ def test_events_tell_the_summary_and_no_prompt(
 
             [success] = eventually(lambda: heard("task-succeeded", done.id))
             [revoked] = eventually(lambda: heard("task-revoked", stopped.id))
+            eventually(lambda: heard("task-failed", refused.id))
     assert success["result"].startswith("20 tokens · length · ")
     assert revoked["terminated"] is True
     assert len(heard_of(events, done.id, "task-started")) == 1
+    assert heard_of(events, refused.id, "task-received")[0]["kwargs"] == f"job {refused.id}"
     of_the_worker = [event for event in events if event["type"] != "task-sent"]
     assert "secret" not in json.dumps(of_the_worker)
 
