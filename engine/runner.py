@@ -24,9 +24,12 @@ from kernels import ensure_ours
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
 from kernels.registry import get_kernels
-from kernels.sampling import Sampled
+from kernels.sampling import Sampled, SamplingBatch, TokenLogprobs
 
 logger = logging.getLogger(__name__)
+
+LEAST_ROWS = 16
+"""Rows whose logits may stand side by side even if fewer sequences may run."""
 
 
 class TorchModel:
@@ -39,6 +42,7 @@ class TorchModel:
         self._spec = decoder.spec
         self._dtype = decoder.dtype
         self._device = device
+        self._most_rows = max(LEAST_ROWS, config.max_num_seqs)
         self._storage: TorchStorage | None = None
         self._kv: Sequence[Any] = ()
 
@@ -107,10 +111,19 @@ class TorchModel:
         if self._storage is None:
             raise RuntimeError("allocate_kv must be called before the first step")
         token_ids, meta, rows = self._upload(batch, self._storage.layout)
-        logits = decoder.forward(token_ids, meta, self._kv, rows)
-        if not batch.sample_rows:
-            return Sampled([])
-        return decoder.kernels.sample(logits, batch.sampling)
+        hidden = decoder.hidden(token_ids, meta, self._kv, rows)
+        return self._sample(decoder, hidden, batch.sampling)
+
+    def _sample(self, decoder: Decoder, hidden: Tensor, sampling: SamplingBatch) -> Sampled:
+        """Tokens of what the head reads, [S, hidden]; of few rows at once, as a scored prompt has many."""
+        tokens: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        for first in range(0, len(hidden), self._most_rows):
+            end = min(first + self._most_rows, len(hidden))
+            sampled = decoder.kernels.sample(decoder.logits(hidden[first:end]), sampling.part(first, end))
+            tokens += sampled.tokens
+            logprobs += sampled.logprobs or [None] * (end - first)
+        return Sampled(tokens, logprobs if sampling.logprobs is not None else None)
 
     def release_kv(self) -> None:
         self._kv = ()

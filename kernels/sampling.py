@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GREEDY_TEMPERATURE = 1e-5
 """Below it a row is greedy: the scaled logits would leave float32."""
@@ -95,6 +95,11 @@ class SamplingBatch:
     """The token of a row that is scored and not sampled, -1 for the others; None if no row is forced."""
     logprobs: tuple[int, ...] | None = None
     """Likeliest tokens to report of each row beside the chosen one, -1 for none at all; None if no row reports."""
+
+    def part(self, first: int, end: int) -> SamplingBatch:
+        """The parameters of rows `first : end`."""
+        columns: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        return SamplingBatch(**{name: column and column[first:end] for name, column in columns.items()})
 
     def is_greedy(self, row: int) -> bool:
         """Whether the row takes the greatest logit and needs no random number."""

@@ -56,6 +56,10 @@ class Decoder:
 
     def forward(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
         """Tokens [T] and the KV pool of each layer -> logits float32 [S, V] of `rows` [S]."""
+        return self.logits(self.hidden(token_ids, meta, kv, rows))
+
+    def hidden(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
+        """Tokens [T] and the KV pool of each layer -> what the head reads of `rows`, [S, hidden]."""
         kernels, spec, weights = self.kernels, self.spec, self.weights
         meta = kernels.prepare(meta, self.dtype)
         residual = kernels.embed(weights.embedding, token_ids)
@@ -67,11 +71,16 @@ class Decoder:
             if i + 1 < spec.layers:
                 norm = weights.layers[i + 1].attn_norm
                 residual, x = kernels.add_rms_norm(residual, x, norm, spec.norm_eps, self.dtype)
-        if not len(rows):
-            return x.new_empty(0, weights.head.out_features, dtype=torch.float32)
         residual, x = residual.index_select(0, rows), x.index_select(0, rows)
-        _, x = kernels.add_rms_norm(residual, x, weights.norm, spec.norm_eps, self.dtype)
-        return weights.head(x).float()
+        if len(rows):
+            _, x = kernels.add_rms_norm(residual, x, weights.norm, spec.norm_eps, self.dtype)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the head reads, [S, hidden] -> logits float32 [S, V]."""
+        if not len(x):
+            return x.new_empty(0, self.weights.head.out_features, dtype=torch.float32)
+        return self.weights.head(x).float()
 
     def _attention(self, layer: Layer, x: Tensor, meta: AttentionMetadata, kv: Any) -> Tensor:
         kernels, spec = self.kernels, self.spec

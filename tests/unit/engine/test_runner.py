@@ -143,6 +143,32 @@ def test_a_step_that_ends_no_prompt_samples_nothing(model: TorchModel) -> None:
     assert (run.computed, len(run.tokens)) == (10, 40)
 
 
+def test_a_scored_prompt_passes_the_head_in_parts(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    """As many rows at once as the memory budget counts with, and the same logprobs."""
+    tokens = prompts()[5]
+    rows = len(tokens) - 1
+    zeros = (0,) * rows
+    sampling = SamplingBatch(
+        zeros, zeros, (1.0,) * rows, zeros, zeros, tuple(range(1, rows + 1)), ((),) * rows,
+        forced=tuple(tokens[1:]), logprobs=(4,) * rows,
+    )  # fmt: skip
+    batch = Batch(
+        token_ids=tokens, positions=list(range(rows + 1)), slots=list(range(rows + 1)), query_start=[0, rows + 1],
+        context_len=[rows + 1], block_tables=[list(range(10))], sample_rows=list(range(rows)), sampling=sampling,
+    )  # fmt: skip
+    told = []
+    for most in (64, 1):
+        model = load(saved, tmp_path, max_num_seqs=most)
+        allocate(model)
+        told.append(model.execute(batch))
+        model.close()
+    whole, parts = told
+    assert whole.tokens == parts.tokens == tokens[1:]
+    for one, other in zip(whole.reports(0, rows), parts.reports(0, rows), strict=True):
+        assert (one.token, one.rank, [i for i, _ in one.top]) == (other.token, other.rank, [i for i, _ in other.top])
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
 def test_rows_behind_the_vocabulary_are_never_chosen(tmp_path: Path) -> None:
     reference, path = save_random_model(tmp_path, "Llama", vocab_size=128)
     with torch.no_grad():

@@ -380,6 +380,16 @@ class TestForced:
             assert report.rank == order(rows[row]).index(report.token) + 1
 
 
+def test_a_part_of_a_batch_has_its_rows_alone(kernels: Kernels) -> None:
+    rows = torch.cat([logits(1, seed=i) for i in range(5)])
+    whole = batch(5, top_k=(0, 3, 0, 9, 1), forced=(-1, -1, 7, -1, -1), logprobs=(1, -1, 2, 0, -1))
+    together = kernels.sample(rows.clone(), whole)
+    first, rest = kernels.sample(rows[:2].clone(), whole.part(0, 2)), kernels.sample(rows[2:].clone(), whole.part(2, 5))
+    assert first.tokens + rest.tokens == together.tokens
+    assert (first.logprobs or []) + (rest.logprobs or []) == together.logprobs
+    assert (whole.part(3, 3).seed, whole.part(0, 2).adjust) == ((), None)
+
+
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_greedy_rows_are_the_same_beside_any_mixture(data: st.DataObject) -> None:
