@@ -33,6 +33,8 @@ class EngineStats:
     running: int
     waiting: int
     max_num_seqs: int
+    running_by_priority: dict[int, int]
+    waiting_by_priority: dict[int, int]
     pages_total: int
     pages_free: int
     steps: int
@@ -41,12 +43,27 @@ class EngineStats:
     prompt_tokens: int
     generation_tokens: int
     preemptions: int
+    swaps: int
+    """Preempted sequences whose KV was copied to the host's memory."""
+    swapped_pages: int
+    """Pages there now."""
+    evictions: int
+    """Cached pages that gave way to others."""
+    cached_tokens: int
+    """Of the prompts' tokens, those that were found computed."""
+    fragmentation: float
+    """Share of the places in the KV memory's leased extents that is free."""
     max_batch_size: int
     """Most sequences that one step has held."""
     requests_finished: dict[str, int]
     """By finish reason."""
     failure: str | None = None
     """What ended the engine's loop; every request fails from then on. None while it is healthy."""
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the prompts' tokens that was found computed."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class EngineHost(Protocol):

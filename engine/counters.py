@@ -16,6 +16,7 @@ class Counters:
     last_step_s: float
     steps: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
     max_batch_size: int = 0
@@ -27,6 +28,8 @@ class Counters:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             max_num_seqs=scheduler.max_num_seqs,
+            running_by_priority=dict(Counter(sequence.priority for sequence in scheduler.running)),
+            waiting_by_priority=scheduler.waiting.by_priority(),
             pages_total=scheduler.pool.total,
             pages_free=scheduler.pool.available,
             steps=self.steps,
@@ -34,6 +37,11 @@ class Counters:
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             preemptions=self.preemptions,
+            swaps=scheduler.preemption.swaps,
+            swapped_pages=scheduler.preemption.swapped_pages,
+            evictions=scheduler.pool.evictions,
+            cached_tokens=self.cached_tokens,
+            fragmentation=scheduler.pool.fragmentation,
             max_batch_size=self.max_batch_size,
             requests_finished=dict(self.requests_finished),
         )

@@ -64,7 +64,7 @@ class Engine:
         self._memory = Residence(model, config)
         self.max_seq_len = self._memory.max_seq_len
         """Most tokens of prompt and output: the model's limit or the configured one."""
-        self._scheduler = Scheduler(self._memory.pool, config)
+        self._scheduler = Scheduler(self._memory.pool, config, self._memory.swap)
         self._preparation = Preparation(self._tokenizer, model.info, config)
         self._executor = Executor(model, config.page_size)
         self._deadlines = Deadlines()
@@ -140,6 +140,8 @@ class Engine:
             self._run(plan.chunks)
             self._counters.steps += 1
             self._counters.last_step_s = self._clock()
+            tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
+            self._scheduler.preemption.note_step(tokens, self._counters.last_step_s - now_s)
         return self.report(admitted)
 
     def report(self, admitted: tuple[tuple[str, float], ...] = ()) -> StepResult:
@@ -165,7 +167,8 @@ class Engine:
         self._live.clear()
         self._deadlines.clear()
         cap = self._scheduler.max_num_seqs
-        self._scheduler = Scheduler(self._memory.fresh_pool(), self._config)
+        self._memory.swap.clear()
+        self._scheduler = Scheduler(self._memory.fresh_pool(), self._config, self._memory.swap)
         self._scheduler.max_num_seqs = cap
         return self.report()
 
@@ -247,6 +250,7 @@ class Engine:
             if choices.admitted_s is None:
                 choices.admitted_s = now_s
                 self._counters.prompt_tokens += sequence.prompt_tokens
+                self._counters.cached_tokens += sequence.cached_tokens
                 first.append((choices.id, now_s))
         self._counters.preemptions += len(plan.preempted)
         return tuple(first)

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from engine.config import EngineConfig
 from engine.fairness import FairShare
 from engine.memory import Page, PagePool
+from engine.memory.swap import SwapSpace
+from engine.preemption import Preemption
 from engine.sequence import TokenSequence
 from engine.sharing import PrefixSharing
 from engine.token_budget import TokenBudget, share
@@ -55,7 +57,7 @@ class Scheduler:
     in rank never has to, and alone it fits, so every step brings it closer to its end.
     """
 
-    def __init__(self, pool: PagePool, config: EngineConfig) -> None:
+    def __init__(self, pool: PagePool, config: EngineConfig, swap: SwapSpace | None = None) -> None:
         self.pool = pool
         self.max_num_seqs = config.max_num_seqs
         self.budget = TokenBudget(config.max_num_batched_tokens, config.prefill_share)
@@ -63,6 +65,7 @@ class Scheduler:
         self.shares = FairShare(config.tenant_weights)
         self.waiting = WaitingQueue(self.shares, config.aging_s)
         self.sharing = PrefixSharing(pool)
+        self.preemption = Preemption(pool, swap)
         self._window_s = config.batch_window_ms / 1000
 
     def fits(self, sequence: TokenSequence) -> bool:
@@ -82,6 +85,7 @@ class Scheduler:
         """Forget a sequence, running or waiting, and free its pages."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
+            self.preemption.discard(sequence)
         else:
             self.running.remove(sequence)
             self._release(sequence)
@@ -185,7 +189,7 @@ class Scheduler:
         sequence.level = self.waiting.level(sequence, now_s)
         self.waiting.remove(sequence)
         sequence.pages = matched + self.pool.allocate(self._pages_wanted(sequence) - len(matched))
-        sequence.computed = len(matched) * self.pool.page_size
+        sequence.computed = self.preemption.restore(sequence, sequence.pages, len(matched))
         self.sharing.begin(sequence, len(matched))
         if not sequence.preemptions:
             sequence.cached_tokens = sequence.computed
@@ -262,6 +266,7 @@ class Scheduler:
         return preempted
 
     def _preempt(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> None:
+        self.preemption.save(sequence)
         self.running.remove(sequence)
         self._release(sequence)
         sequence.preemptions += 1
@@ -279,6 +284,7 @@ class Scheduler:
         self.pool.check(page for sequence in self.running for page in sequence.pages)
         self.waiting.check()
         self.sharing.check(self.running)
+        self.preemption.check(list(self.waiting))
         ranks = [sequence.rank for sequence in self.running]
         assert ranks == sorted(set(ranks)), "running requests are out of order"
         for sequence in self.running:

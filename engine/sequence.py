@@ -84,6 +84,8 @@ class TokenSequence:
     """Of its full pages, as far as they were asked for."""
     shared_pages: int = 0
     """Of its pages, from the first, those that others may find."""
+    saved_tokens: int = 0
+    """Tokens whose KV waits in the host's memory for its return."""
     cached_tokens: int = 0
     """Tokens that it found computed when it was first admitted."""
 

@@ -32,7 +32,7 @@ class PrefixSharing:
         It does if they are at least half of its work, and if those who compute them are not behind
         `level` in rank. So it never does more work twice than it has of its own.
         """
-        if sequence.root is None:
+        if sequence.root is None or sequence.saved_tokens:
             return False
         page_size = self._pool.page_size
         left = len(sequence.tokens) - matched * page_size

@@ -33,6 +33,10 @@ class SwapSpace:
         return len(self._saved)
 
     @property
+    def page_bytes(self) -> int:
+        return self.storage.layout.page_bytes
+
+    @property
     def used_bytes(self) -> int:
         return self.used_pages * self.storage.layout.page_bytes
 
@@ -54,11 +58,11 @@ class SwapSpace:
         self._saved[sequence_id] = Swapped(len(pages), contents)
         self.used_pages += len(pages)
 
-    def load(self, sequence_id: str, pages: Sequence[Page]) -> None:
-        """Put a sequence's saved pages into as many new ones; the copy is given up."""
+    def load(self, sequence_id: str, pages: Sequence[Page], skip: int = 0) -> None:
+        """Put a sequence's saved pages into as many new ones, but for the first `skip`; the copy is given up."""
         if len(pages) != self.pages_of(sequence_id):
             raise ValueError(f"{self.pages_of(sequence_id)} pages of {sequence_id} are saved, got {len(pages)}")
-        self.storage.load_pages(self._saved[sequence_id].contents, [page.id for page in pages])
+        self.storage.load_pages(self._saved[sequence_id].contents[skip:], [page.id for page in pages[skip:]])
         self.discard(sequence_id)
 
     def discard(self, sequence_id: str) -> None:
@@ -66,6 +70,11 @@ class SwapSpace:
         saved = self._saved.pop(sequence_id, None)
         if saved is not None:
             self.used_pages -= saved.pages
+
+    def clear(self) -> None:
+        """Forget everything that was saved."""
+        self._saved.clear()
+        self.used_pages = 0
 
     def check(self) -> None:
         """Raise AssertionError unless the counts add up within the limit."""

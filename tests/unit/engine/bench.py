@@ -97,7 +97,8 @@ class Bench:
         assert not self.engine.has_work, "no end in sight"
         stats = self.engine.stats()
         assert stats.pages_free == stats.pages_total
-        assert (stats.running, stats.waiting) == (0, 0)
+        assert (stats.running, stats.waiting, stats.swapped_pages) == (0, 0, 0)
+        assert (stats.running_by_priority, stats.waiting_by_priority) == ({}, {})
         return self.outputs
 
     def one(self, prompt: str | Sequence[int], **params: Any) -> RequestOutput:
