@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 ENGINE_ERROR = "engine_error"
 """`RequestOutput.error_code` of a request that failed while it ran."""
-
-
 DEADLINE_EXCEEDED = "deadline_exceeded"
 """`RequestOutput.error_code` of a request whose deadline passed."""
+TIDY_EVERY = 64
+"""Steps after which a busy engine moves a few pages together, or gives memory back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,8 @@ class Engine:
             self._run(plan.chunks)
             self._counters.steps += 1
             self._counters.last_step_s = self._clock()
+            if self._counters.steps % TIDY_EVERY == 0:
+                self._memory.tidy()
             tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
             self._scheduler.preemption.note_step(tokens, self._counters.last_step_s - now_s)
         return self.report(admitted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 
 from engine.batch import ModelInfo
@@ -75,7 +76,7 @@ class Preparation:
         self, request: EngineRequest, tokens: list[int], end_ids: tuple[int, ...], max_seq_len: int
     ) -> TokenSequence:
         params = request.params
-        shares = self._config.enable_prefix_caching and params.prompt_logprobs is None
+        root = self._root(request)
         sequence = TokenSequence(
             id=f"0:{request.id}",
             tokens=tokens,
@@ -89,11 +90,19 @@ class Preparation:
             ends_from=len(tokens) + params.min_tokens,
             logprobs=-1 if params.logprobs is None else params.logprobs,
             prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
-            root=root_hash(f"{self._revision}/{request.namespace}") if shares else None,
+            root=root,
         )
-        if shares:
+        if root is not None:
             sequence.page_hashes(self._config.page_size)  # here rather than between two steps
         return sequence
+
+    def _root(self, request: EngineRequest) -> bytes | None:
+        """Whose KV the request may share: that of its namespace, or that of its own completions only, or nobody's."""
+        if request.params.prompt_logprobs is not None:
+            return None
+        if self._config.enable_prefix_caching:
+            return root_hash(f"{self._revision}/{request.namespace}")
+        return secrets.token_bytes(16) if request.params.n > 1 else None
 
     @staticmethod
     def _another(first: TokenSequence, request: EngineRequest, index: int) -> TokenSequence:

@@ -10,7 +10,7 @@ from typing import Any
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import Engine, StepResult
-from engine.fake import FakeModel
+from engine.fake import FakeModel, fake_token
 from engine.request import EngineRequest, RequestOutput, SamplingParams
 from kernels.sampling import Sampled
 
@@ -124,6 +124,14 @@ def make_bench(model: FakeModel | None = None, pages: int = 1000, clock: Clock |
 def scripted(script: Sequence[int], prompt_tokens: int = 1, **options: Any) -> FakeModel:
     """A model that answers a prompt of `prompt_tokens` tokens with the script, again and again."""
     return FakeModel(choose=lambda _token, at: script[(at - prompt_tokens) % len(script)], **options)
+
+
+def expected(prompt: str, max_tokens: int) -> tuple[int, ...]:
+    """What the fake model answers to a prompt without marks, whatever else happens."""
+    tokens = list(prompt.encode())
+    for _ in range(max_tokens):
+        tokens.append(fake_token(tokens[-1], len(tokens)))
+    return tuple(tokens[-max_tokens:])
 
 
 class RaisingModel(FakeModel):

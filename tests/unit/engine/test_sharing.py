@@ -11,7 +11,7 @@ from engine.memory import PagePool, root_hash
 from engine.request import FinishReason
 from engine.sequence import TokenSequence
 from engine.sharing import PrefixSharing
-from tests.unit.engine.bench import Bench, RaisingModel, make_bench
+from tests.unit.engine.bench import Bench, RaisingModel, expected, make_bench
 
 PREFIX = "a prefix of forty-eight tokens that many requests share"[:48]
 
@@ -56,7 +56,7 @@ class TestHits:
         bench.one(PREFIX)
         edited = bench.one(PREFIX[:21] + "#" + PREFIX[22:])
         assert edited.metrics.cached_tokens == 20
-        assert edited.token_ids == make_bench().one(PREFIX[:21] + "#" + PREFIX[22:]).token_ids
+        assert edited.token_ids == expected(PREFIX[:21] + "#" + PREFIX[22:], 8)
 
     def test_namespaces_share_nothing(self) -> None:
         """https://github.com/vllm-project/vllm/issues/30931"""
@@ -92,7 +92,7 @@ class TestHits:
         outputs = bench.run()
         assert outputs["low"].metrics.preemptions >= 1
         assert outputs["low"].metrics.cached_tokens == 0
-        assert outputs["low"].token_ids == make_bench().one(PREFIX, max_tokens=30).token_ids
+        assert outputs["low"].token_ids == expected(PREFIX, 30)
         again = outputs["low"].metrics.preemptions * 48
         assert model.computed < 6 + 60 + 48 + 30 + again
 
@@ -163,19 +163,19 @@ class TestEqual:
         max_size=10,
     )
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(data=st.data(), requests=PROMPTS, pages=st.integers(21, 80), budget=st.sampled_from([1, 7, 16, 17, 1024]))
     def test_cold_warm_after_a_stop_and_after_an_abort(
         self, data: st.DataObject, requests: list[tuple[int, str, int]], pages: int, budget: int
     ) -> None:
         """https://github.com/vllm-project/vllm/issues/5543"""
         bench = make_bench(pages=pages, max_num_batched_tokens=budget, max_num_seqs=4)
-        expected = {}
+        whole = {}
         for number, (shared, tail, output) in enumerate(requests):
             prompt = (PREFIX + "zz")[:shared] + tail + "."
             name = str(number)
             bench.add(name, prompt, max_tokens=output)
-            expected[name] = make_bench(enable_prefix_caching=False).one(prompt, max_tokens=output).token_ids
+            whole[name] = expected(prompt, output)
             for _ in range(data.draw(st.integers(0, 6))):
                 bench.step()
             if data.draw(st.integers(0, 4)) == 0:
@@ -183,14 +183,14 @@ class TestEqual:
                 bench.engine.check()
         for name, output in bench.run().items():
             if output.finish_reason is FinishReason.ABORT:
-                assert output.token_ids == expected[name][: len(output.token_ids)]
+                assert output.token_ids == whole[name][: len(output.token_ids)]
             else:
-                assert output.token_ids == expected[name]
+                assert output.token_ids == whole[name]
 
     def test_a_warm_cache_is_used_by_every_length_around_a_page(self) -> None:
         bench = make_bench()
         for length in [*range(1, 20), *range(19, 0, -1)]:
-            assert bench.one("x" * length).token_ids == make_bench().one("x" * length).token_ids
+            assert bench.one("x" * length).token_ids == expected("x" * length, 8)
 
 
 def test_check_sees_a_page_that_nobody_will_compute() -> None:
