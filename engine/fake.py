@@ -97,7 +97,7 @@ class FakeStorage:
     def copy_pages(self, moves: Sequence[Move]) -> None:
         assert not {move.source for move in moves} & {move.target for move in moves}
         for source, target in moves:
-            self._pages[target] = list(self._pages[source])
+            self._pages[target] = list(self._pages.get(source, [-1] * self.layout.page_size))
 
     def save_pages(self, pages: Sequence[int]) -> list[list[int]]:
         return [list(self._pages[page]) for page in pages]
