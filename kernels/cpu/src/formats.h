@@ -11,18 +11,23 @@
 
 namespace headrace::HEADRACE_ISA {
 
-struct FormatF32 {
-    static constexpr Format kFormat = Format::kF32;
+// kParts: the operands that 128 bytes of weights unpack to.
+struct Floats {
     static constexpr bool kGrouped = false;
-    static HEADRACE_INLINE F weights(const uint8_t* step) { return load(reinterpret_cast<const float*>(step)); }
+    static constexpr int kParts = 1;
+    static HEADRACE_INLINE F finish(F sum, const uint8_t*, int) { return sum; }
+};
+
+struct FormatF32 : Floats {
+    static constexpr Format kFormat = Format::kF32;
+    static HEADRACE_INLINE F weights(const uint8_t* step, int) { return load(reinterpret_cast<const float*>(step)); }
     static HEADRACE_INLINE F inputs(const uint8_t* four) { return set1(*reinterpret_cast<const float*>(four)); }
     static HEADRACE_INLINE F dot(F sum, F weights, F inputs) { return fma(weights, inputs, sum); }
 };
 
-struct FormatBf16 {
+struct FormatBf16 : Floats {
     static constexpr Format kFormat = Format::kBf16;
-    static constexpr bool kGrouped = false;
-    static HEADRACE_INLINE Pairs weights(const uint8_t* step) {
+    static HEADRACE_INLINE Pairs weights(const uint8_t* step, int) {
         return load_pairs(reinterpret_cast<const uint16_t*>(step));
     }
     static HEADRACE_INLINE Pairs inputs(const uint8_t* four) {
@@ -31,7 +36,6 @@ struct FormatBf16 {
     static HEADRACE_INLINE F dot(F sum, Pairs weights, Pairs inputs) { return dot_bf16(sum, weights, inputs); }
 };
 
-// The common part of the three formats with integers. kParts: the operands that 128 bytes of weights unpack to.
 struct Integers {
     static constexpr bool kGrouped = true;
     static HEADRACE_INLINE Bytes inputs(const uint8_t* four) { return broadcast_bytes(four); }
