@@ -4,7 +4,10 @@ One binary serves every machine of an architecture: there is no -march here. The
 instructions on, and the library chooses at run time.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -17,6 +20,19 @@ class BuildLibrary(build_ext):
 
     def get_ext_filename(self, name: str) -> str:
         return str(Path(*name.split(".")).with_suffix(".so"))
+
+    def build_extension(self, extension: Extension) -> None:
+        """Compile one file on each core: the instruction sets' files take most of the time, and alike."""
+        one_by_one = self.compiler.compile
+        objects = self.compiler.object_filenames
+
+        def together(sources: list[str], output_dir: str, **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda source: one_by_one([source], output_dir, **options), sources))
+            return objects(sources, 0, output_dir)
+
+        self.compiler.compile = together
+        super().build_extension(extension)
 
     def get_export_symbols(self, extension: Extension) -> list[str]:
         return []

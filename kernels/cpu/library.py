@@ -74,7 +74,8 @@ def _open() -> ctypes.CDLL:
     cdll.headrace_team_create.argtypes = [ctypes.c_int]
     cdll.headrace_team_destroy.restype = None
     cdll.headrace_team_destroy.argtypes = [ctypes.c_void_p]
-    cdll.headrace_packed_bytes.restype = ctypes.c_int64
+    for name in ("packed_bytes", "read_bytes", "multiply_registers"):
+        getattr(cdll, f"headrace_{name}").restype = ctypes.c_int64
     return cdll
 
 

@@ -59,6 +59,13 @@ void headrace_quantize_bf16(const Ops* ops, const uint16_t* from, int64_t rows, 
 
 void headrace_linear(const Ops* ops, Team* team, const LinearJob* job) { ops->linear_job(*team, *job); }
 
+int64_t headrace_read_bytes(const Ops* ops, Team* team, const uint8_t* bytes, int64_t count) {
+    return ops->read_bytes(*team, bytes, count);
+}
+int64_t headrace_multiply_registers(const Ops* ops, Team* team, int32_t format, int64_t rounds) {
+    return ops->multiply_registers(*team, headrace::Format(format), rounds);
+}
+
 int64_t headrace_packed_bytes(const Weights* weights) { return weights->total_bytes(); }
 void headrace_struct_bytes(int64_t* weights, int64_t* row, int64_t* linear_job) {
     *weights = sizeof(Weights);

@@ -26,6 +26,12 @@ HEADRACE_API void headrace_quantize_bf16(const headrace::Ops* ops, const uint16_
 
 HEADRACE_API void headrace_linear(const headrace::Ops* ops, headrace::Team* team, const headrace::LinearJob* job);
 
+// What the machine can do at best: see limits.h.
+HEADRACE_API int64_t headrace_read_bytes(const headrace::Ops* ops, headrace::Team* team, const uint8_t* bytes,
+                                         int64_t count);
+HEADRACE_API int64_t headrace_multiply_registers(const headrace::Ops* ops, headrace::Team* team, int32_t format,
+                                                 int64_t rounds);
+
 // How many bytes `weights` takes, and whether the two sides agree on the sizes of what they exchange.
 HEADRACE_API int64_t headrace_packed_bytes(const headrace::Weights* weights);
 HEADRACE_API void headrace_struct_bytes(int64_t* weights, int64_t* row, int64_t* linear_job);

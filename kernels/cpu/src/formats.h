@@ -13,6 +13,7 @@ namespace headrace::HEADRACE_ISA {
 
 // kParts: the operands that 128 bytes of weights unpack to.
 struct Floats {
+    using Sum = F;
     static constexpr bool kGrouped = false;
     static constexpr int kParts = 1;
     static HEADRACE_INLINE F finish(F sum, const uint8_t*, int) { return sum; }
@@ -37,6 +38,7 @@ struct FormatBf16 : Floats {
 };
 
 struct Integers {
+    using Sum = I;
     static constexpr bool kGrouped = true;
     static HEADRACE_INLINE Bytes inputs(const uint8_t* four) { return broadcast_bytes(four); }
     static HEADRACE_INLINE I dot(I sum, Bytes weights, Bytes inputs) { return dot_u8s8(sum, weights, inputs); }

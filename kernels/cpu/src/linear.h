@@ -59,7 +59,7 @@ template <class Of, int kRows, bool kAlone> struct Cursor {
     }
 
     // Multiplies the next 128 bytes of weights with the next 4 bytes of each row, as often as the weights unpack to.
-    template <class Sum> HEADRACE_INLINE void advance(Sum (&sum)[kRows][kVectors]) {
+    HEADRACE_INLINE void advance(typename Of::Sum (&sum)[kRows][kVectors]) {
         fetch();
         HEADRACE_UNROLL
         for (int part = 0; part < Of::kParts; part++) {
@@ -108,7 +108,7 @@ template <class Of, int kRows, bool kAlone> __attribute__((noinline)) void multi
             for (int64_t g = 0; g < groups; g++) {
                 const uint8_t* head = at.step - first * 4;
                 at.step += layout.group_head;
-                I integers[kRows][kVectors];
+                typename Of::Sum integers[kRows][kVectors];
                 HEADRACE_UNROLL
                 for (int m = 0; m < kRows; m++) {
                     HEADRACE_UNROLL

@@ -33,6 +33,8 @@ struct Ops {
     void (*linear_job)(Team& team, const LinearJob& job);
     void (*sample)(const SamplingRow& row, const float* logits, int64_t vocab, void* memory, SampledRow& out,
                    int32_t* top_ids, double* top_logprobs);
+    int64_t (*read_bytes)(Team& team, const uint8_t* bytes, int64_t count);
+    int64_t (*multiply_registers)(Team& team, Format format, int64_t rounds);
 };
 
 #if defined(__x86_64__)

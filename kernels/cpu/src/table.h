@@ -5,10 +5,11 @@
 #include "attention.h"
 #include "convert.h"
 #include "embed.h"
-#include "norm.h"
-#include "rotary.h"
+#include "limits.h"
 #include "linear_call.h"
+#include "norm.h"
 #include "quantize.h"
+#include "rotary.h"
 #include "sampling.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -30,6 +31,8 @@ extern const Ops ops = {
     quantize_row_bf16,
     linear_job,
     sample,
+    read_bytes,
+    multiply_registers_of,
 };
 
 } // namespace headrace::HEADRACE_ISA
