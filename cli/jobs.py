@@ -12,6 +12,7 @@ import typer
 from cli.instance import api_url, default_model
 from cli.invocation import command
 from cli.output import Exit, Failure, err, out, print_json
+from cli.params import named_params, schema_format
 
 if TYPE_CHECKING:
     from headrace import Client, JobTimeout
@@ -78,6 +79,16 @@ def submit(
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text. May be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens.")] = False,
+    n: Annotated[int, typer.Option("--n", min=1, max=16, help="So many completions of the prompt.")] = 1,
+    schema: Annotated[
+        typer.FileText | None, typer.Option(help="The text is JSON that follows the schema in this file.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param", "-p", help="Any other parameter of a job, e.g. logprobs=5. May be repeated.", metavar="NAME=JSON"
+        ),
+    ] = None,
     priority: Annotated[Literal["high", "normal", "low"], typer.Option(help="How urgent it is.")] = "normal",
     ttl: Annotated[float | None, typer.Option(min=0, help="Seconds after which it isn't wanted.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key gives the same job.")] = None,
@@ -97,6 +108,8 @@ def submit(
         raise Failure("give the prompt as an argument or with --file", "headrace submit --help", Exit.USAGE)
     if stream and as_json:
         raise Failure("--stream prints text as it comes, so it can't go with --json", "use --wait --json", Exit.USAGE)
+    if stream and n > 1:
+        raise Failure("--stream prints one text as it comes, so it can't go with --n", "use --wait", Exit.USAGE)
     text = prompt if file is None else _read(file)
     messages = None
     if chat:
@@ -112,12 +125,14 @@ def submit(
         "seed": seed,
         "stop": stop,
         "ignore_eos": ignore_eos or None,
+        "n": n if n > 1 else None,
+        "response_format": schema and schema_format(schema),
         "priority": priority,
         "ttl_s": ttl,
         "idempotency_key": key,
         "tenant": tenant,
     }
-    params: Any = {name: value for name, value in given.items() if value is not None}
+    params: Any = {name: value for name, value in given.items() if value is not None} | named_params(param or ())
     with connected(url) as client:
         job = client.submit(None if chat else text, model=model or default_model(), messages=messages, **params)
         if stream:

@@ -84,8 +84,14 @@ def facts(job: Job) -> RenderableType:
 
 
 def whole(job: Job) -> RenderableType:
-    """A job with its text."""
-    return facts(job) if job.result is None else Lines(Text(job.result.text), Text(), facts(job))
+    """A job with its text, or its texts."""
+    if job.result is None:
+        return facts(job)
+    choices = job.result.choices
+    texts = [Text(job.result.text)]
+    if choices:
+        texts = [Text.assemble((f"[{one.index}] ", "dim"), one.text) for one in choices]
+    return Lines(*texts, Text(), facts(job))
 
 
 def one_line(text: str, width: int) -> str:

@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from headrace.contract import Job, JobError, JobResult, JobStatus, Priority, Reason, Timings, Usage
+from headrace.contract import Choice, Job, JobError, JobResult, JobStatus, Priority, Reason, Timings, Usage
 from rich.console import Console, RenderableType
 
 from cli.render import age, facts, listing, ms, one_line, whole
@@ -56,6 +56,12 @@ def test_a_finished_job_shows_its_text_tokens_and_times() -> None:
     assert "queued 3.1 ms, between tokens 14 ms, total 12.3 s" in shown
     assert "71.8 tokens/s, batch of 10.5" in shown
     assert "w@here" in shown
+
+
+def test_every_completion_is_shown() -> None:
+    choices = [Choice(index=0, text="the first"), Choice(index=1, text="the [bold] second")]
+    shown = text(whole(job(result=RESULT.model_copy(update={"text": "the first", "choices": choices}))))
+    assert shown.splitlines()[:2] == ["[0] the first", "[1] the [bold] second"]
 
 
 def test_a_failed_job_shows_why() -> None:
