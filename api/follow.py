@@ -42,8 +42,10 @@ class Follower:
         self._job = job
         self._cursor = last_id or "0-0"
         self._key = stream_key(job.id)
-        self._chars: dict[int, int] | None = None if last_id else {}
-        """End of the text that this reader has, by completion; None while that isn't known."""
+        self._chars: dict[int, int] = {}
+        """End of the text that this reader has, by completion."""
+        self._whole = last_id is None
+        """Whether it has nothing of the completions that aren't in `_chars`; else that isn't known."""
 
     async def frames(self) -> AsyncIterator[bytes]:
         """SSE frames until the job has ended or the process stops."""
@@ -111,10 +113,10 @@ class Follower:
         return before != (self._job.status, self._job.attempt)
 
     def _forward(self, entry_id: str, event: StateEvent | TokenEvent) -> bytes:
-        if not isinstance(event, TokenEvent):
-            self._chars = {}
-        elif self._chars is not None:
+        if isinstance(event, TokenEvent):
             self._chars[event.index] = event.offset + len(event.text)
+        else:
+            self._chars, self._whole = {}, True
         return frame(event, entry_id)
 
     def _state(self, entry_id: str | None) -> bytes:
@@ -123,14 +125,12 @@ class Follower:
 
     async def _last(self, entry_id: str | None) -> AsyncIterator[bytes]:
         """The text that the stream did not have, and the ended job."""
-        if self._chars is None and not await self._has_stream():
-            self._chars = {}
-        if self._chars is not None:
-            for index, text in enumerate(self._texts()):
-                start = self._chars.get(index, 0)
-                if start < len(text):
-                    event = TokenEvent(attempt=self._job.attempt, index=index, offset=start, text=text[start:])
-                    yield frame(event, None)
+        unknown = 0 if self._whole or not await self._has_stream() else None
+        for index, text in enumerate(self._texts()):
+            start = self._chars.get(index, unknown)
+            if start is not None and start < len(text):
+                event = TokenEvent(attempt=self._job.attempt, index=index, offset=start, text=text[start:])
+                yield frame(event, None)
         yield self._state(entry_id)
 
     def _texts(self) -> list[str]:

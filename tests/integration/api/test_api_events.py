@@ -13,10 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from headrace.contract import Job, JobStatus
+from headrace.contract import Choice, Job, JobResult, JobStatus
 from headrace.wire import stream_key
 
 from ledger import Ledger
+from ledger.contract import Outcome
 from ledger.migrate import upgrade
 from tests.conftest import Broker
 from tests.integration.api.conftest import ApiServer, HandWorker, api_settings
@@ -129,6 +130,26 @@ def test_the_text_that_the_stream_lost_comes_from_the_ledger(
     assert [event["offset"] for event in events if event["event"] == "token"] == [0, 5]
     assert text_of(events) == "seen and unseen"
     assert states_of(events) == ["running", "succeeded"]
+
+
+def test_each_completion_is_told_to_its_end(server: ApiServer, worker: HandWorker, submitted: Job) -> None:
+    """The stream has some of the first and nothing of the second."""
+    lease = worker.start(submitted.id)
+    first = worker.write(submitted.id, 0, "one ")
+    result = JobResult(
+        text="one two", choices=[Choice(index=0, text="one two"), Choice(index=1, text="three")], finish_reason="stop"
+    )
+    assert worker.ledger.commit([Outcome(lease, JobStatus.SUCCEEDED, result)]) == [True]
+    expected = [(0, 0, "one "), (0, 4, "two"), (1, 0, "three")]
+
+    def told(last_id: str | None = None) -> list[tuple[int, int, str]]:
+        events = [parsed(frame) for frame in read(server, submitted.id, last_id)]
+        return [(e["index"], e["offset"], e["text"]) for e in events if e["event"] == "token"]
+
+    assert told() == expected
+    assert told(first) == [], "what a reader had before is not known: it reads the job's end"
+    worker.broker.delete(stream_key(submitted.id))
+    assert told() == [(0, 0, "one two"), (1, 0, "three")]
 
 
 def test_a_job_that_publishes_no_tokens_gives_its_text_at_the_end(

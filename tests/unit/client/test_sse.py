@@ -69,6 +69,10 @@ class TestTextReader:
     def test_after_a_gap_the_rest_comes_with_the_end(self) -> None:
         assert self.read(token(0, "ab"), token(5, "f"), end("abcdef")) == ["ab", "cdef"]
 
+    def test_of_several_completions_it_reads_the_first(self) -> None:
+        other = TokenEvent(attempt=1, offset=0, text="other", index=1)
+        assert self.read(RUNNING, other, token(0, "ab"), other, token(2, "c"), end("abc")) == ["ab", "c"]
+
     def test_without_tokens_the_text_comes_with_the_end(self) -> None:
         assert self.read(RUNNING, end("whole")) == ["whole"]
 

@@ -170,6 +170,7 @@ def test_a_scored_prompt_passes_the_head_in_parts(saved: tuple[Any, Path], tmp_p
 
 
 def test_rows_behind_the_vocabulary_are_never_chosen(tmp_path: Path) -> None:
+    """https://github.com/vllm-project/vllm/issues/13175"""
     reference, path = save_random_model(tmp_path, "Llama", vocab_size=128)
     with torch.no_grad():
         reference.lm_head.weight[96:] *= 100

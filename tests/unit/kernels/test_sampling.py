@@ -148,6 +148,7 @@ class TestCuts:
 class TestExtremes:
     @pytest.mark.parametrize("temperature", [1e-5, 1e-4, 0.01])
     def test_a_tiny_temperature_is_the_likeliest_token(self, kernels: Kernels, temperature: float) -> None:
+        """https://github.com/vllm-project/vllm/issues/1623"""
         rows = logits(30) * 100
         assert set(drawn(kernels, rows, temperature=temperature)) == {order(rows[0])[0]}
 
@@ -172,6 +173,7 @@ class TestSeeds:
     }
 
     def test_neighbours_and_order_change_nothing(self, kernels: Kernels) -> None:
+        """https://github.com/vllm-project/vllm/issues/17524"""
         rows = torch.cat([logits(1, seed=i, scale=1.0) for i in range(6)])
         together = drawn(kernels, rows, **self.PARAMETERS)
         for i in range(6):

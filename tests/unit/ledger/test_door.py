@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from headrace.contract import JobRequest, JobResult, JobStatus, Message, Priority, Reason
+from headrace.contract import Choice, JobRequest, JobResult, JobStatus, Message, Priority, Reason
 
 from ledger import Ledger
 from ledger.contract import Claim, IdempotencyConflict, IllegalTransition, JobFilter, Outcome, Verdict
@@ -245,3 +246,43 @@ def test_cancelling_more_than_a_statement_can_name(ledger: Ledger, desk: Any) ->
     job_id = desk.queued()
     jobs = ledger.request_cancel([*(f"none-{n}" for n in range(70_000)), job_id])
     assert [job.status for job in jobs.values()] == [JobStatus.CANCELLED]
+
+
+REPORTED = {"token": "a", "token_id": 5, "logprob": -0.5, "bytes": [97], "rank": 1, "top": []}
+
+
+def test_completions_and_logprobs_are_kept_as_they_came(ledger: Ledger, desk: Any) -> None:
+    lease = desk.running(n=2)
+    choices = [
+        Choice(index=0, text="a\x00", token_ids=[5], finish_reason="stop", stop_reason="x", logprobs=[REPORTED]),
+        Choice(index=1, text="", finish_reason="length"),
+    ]
+    result = JobResult(text="a", token_ids=[5], choices=choices, prompt_logprobs=[None, REPORTED], logprobs=[REPORTED])
+    assert ledger.commit([Outcome(lease, JobStatus.SUCCEEDED, result)]) == [True]
+    job = ledger.get(lease.job_id)
+    assert job is not None
+    assert job.result == result
+
+
+def test_a_page_leaves_out_what_may_be_large(ledger: Ledger, desk: Any) -> None:
+    lease = desk.running()
+    result = JobResult(text="a", choices=[Choice(index=0, text="a")], logprobs=[REPORTED], prompt_logprobs=[None])
+    ledger.commit([Outcome(lease, JobStatus.SUCCEEDED, result)])
+    [job] = ledger.page(JobFilter()).data
+    assert job.result == JobResult(text="a")
+
+
+def test_a_request_is_stored_as_a_worker_of_the_version_before_would_read_it(ledger: Ledger, desk: Any) -> None:
+    """Fields that came later are left out where they say nothing, and kept where they do."""
+    [row] = desk.sql("SELECT request, fingerprint FROM jobs WHERE id = :id", id=desk.queued(seed=1))
+    stored = json.loads(row.request) if isinstance(row.request, str) else row.request
+    assert set(stored) == {
+        "model", "prompt", "messages", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
+        "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "stream", "priority", "deadline", "ttl_s",
+        "idempotency_key", "tenant", "metadata", "max_attempts",
+    }  # fmt: skip
+    assert row.fingerprint == "1507a16bf7b692212cae914f668e1e899b059afd84d56d353b5dcc68bbe03a00"
+    lease = desk.running(n=2, logit_bias={5: 1.5}, response_format={"type": "json_object"})
+    [row] = desk.sql("SELECT request FROM jobs WHERE id = :id", id=lease.job_id)
+    stored = json.loads(row.request) if isinstance(row.request, str) else row.request
+    assert (stored["n"], stored["logit_bias"], stored["response_format"]) == (2, {"5": 1.5}, {"type": "json_object"})

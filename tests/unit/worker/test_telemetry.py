@@ -83,6 +83,20 @@ def test_text_held_back_until_the_attempt_ended_is_told_only_if_the_job_ended_to
     assert events(client, "a") == ["running", "0", *first, "running", "succeeded"]
 
 
+def test_each_completion_has_its_own_offsets_and_its_own_end(
+    client: redis.Redis, begin: Callable[[], Telemetry]
+) -> None:
+    telemetry = begin()
+    telemetry.begin("a", 1, True)
+    telemetry.tokens([delta("a", 0), TokenDelta("a", "y", 0, (7,), 1)])
+    telemetry.tokens([TokenDelta("a", "held", 1, (), 0), TokenDelta("a", "too", 1, (), 1)])
+    telemetry.end("a", 1, JobStatus.SUCCEEDED)
+    telemetry.stop(5)
+    found = [job_event.validate_json(entry[b"event"]) for _, entry in client.xrange(stream_key("a"))]
+    told = [(event.index, event.offset, event.text) for event in found if event.event == "token"]
+    assert told == [(0, 0, "x"), (1, 0, "y"), (0, 1, "held"), (1, 1, "too")]
+
+
 def test_tokens_are_dropped_and_states_are_kept_while_redis_is_away(
     broker: Broker, client: redis.Redis, begin: Callable[[], Telemetry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
