@@ -13,6 +13,7 @@ here. And an acknowledgement through a dead connection is lost, or ends the work
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,12 +53,17 @@ class LeasedQoS(transport.QoS):
             message.channel = self.channel
             self._delivered[message.delivery_tag] = message
 
+    @property
+    def _reachable(self) -> bool:
+        """If not, acknowledgements are repeated later, and what was to go back is handed out after its timeout."""
+        return not self.channel.closed and not JobChannel.silent
+
     def ack(self, delivery_tag: str) -> None:
-        if not self.channel.closed:
+        if self._reachable:
             super().ack(delivery_tag)  # type: ignore[no-untyped-call]
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        if not self.channel.closed:
+        if self._reachable:
             super().reject(delivery_tag, requeue)  # type: ignore[no-untyped-call]
 
     def restore_unacked(self, client: Any = None) -> None:
@@ -78,17 +84,21 @@ class JobChannel(transport.Channel):
     QoS = LeasedQoS
     Message = JobMessage
     silent: ClassVar[bool] = False
-    """Whether the broker has let a command go unanswered. Until it answers again, nothing on the hub asks it."""
+    """Whether the broker has let a command of the hub go unanswered. Until it answers again, the hub asks nothing.
+
+    The relay's channels, on a thread of its own, may wait for what takes its time.
+    """
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
-        if JobChannel.silent:
+        on_hub = threading.current_thread() is threading.main_thread()
+        if on_hub and JobChannel.silent:
             raise redis.ConnectionError("the broker doesn't answer")
         try:
             with super().conn_or_acquire(client) as found:
                 yield found
         except redis.TimeoutError:
-            JobChannel.silent = True
+            JobChannel.silent |= on_hub
             raise
 
     def _brpop_read(self, **options: Any) -> Any:
@@ -114,9 +124,9 @@ class JobChannel(transport.Channel):
                 client.rpush(key, message)
 
 
-def require_answers() -> None:
+def require_answers(pool: EnginePool) -> None:
     """Have the consumer give its connection up, if the broker has fallen silent on any channel."""
-    if JobChannel.silent:
+    if JobChannel.silent and not pool.leaving:
         raise redis.ConnectionError("the broker doesn't answer")
 
 
@@ -140,18 +150,26 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         period_s = min(c.pool.services.lease_s / 3, VISIBILITY_TIMEOUT_S / 4, WORKER_KEY_TTL_S / 5)
         self._timers = [
             hub.call_repeatedly(period_s, self.stamp, c),
-            hub.call_repeatedly(LISTEN_EVERY_S, require_answers),
+            hub.call_repeatedly(LISTEN_EVERY_S, require_answers, c.pool),
         ]
         self.stamp(c)
 
     def stamp(self, c: Any) -> None:
         """Renew the stamps of all held messages, and repeat what was acknowledged since the last time.
 
-        An error of the connection is the end of it: the consumer makes a new one.
+        An error of the connection is the end of it: the consumer makes a new one, unless it is leaving.
         """
         channel = c.task_consumer and c.task_consumer.channel
         if not channel or channel.closed:
             return
+        try:
+            self._renew(c, channel)
+        except channel.connection_errors as exc:
+            if not c.pool.leaving:
+                raise
+            log.warning("messages could not be stamped: %r", exc)
+
+    def _renew(self, c: Any, channel: Any) -> None:
         pool: EnginePool = c.pool
         settled = list(pool.settled)
         tags = (set(channel.qos._delivered) | LeasedQoS.held()) - set(settled)
