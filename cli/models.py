@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Fetch, list and announce models.", no_args_is_help=True)
 NAMES = "A catalogue name, a Hugging Face directory, a GGUF file, or a hub id. By default the configured one."
 Name = Annotated[str | None, typer.Argument(help=NAMES, metavar="[MODEL]")]
+Quantization = Literal["none", "int8", "gguf"]
+QUANTIZATION = "The weights' form: `none` as they are, `int8`, or `gguf`, a GGUF file's own blocks. On CPUs."
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 

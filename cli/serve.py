@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cli.models import QUANTIZATION, Quantization
 from cli.output import Failure
 
 
@@ -36,6 +37,7 @@ def worker(
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most jobs in one batch.")] = None,
     max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and output.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
+    quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
     name: Annotated[
         str | None, typer.Option(help="The worker's own name, before the @ and the host; one of its own for each.")
     ] = None,
@@ -55,6 +57,7 @@ def worker(
         "max_num_seqs": max_num_seqs,
         "max_seq_len": max_seq_len,
         "threads": threads,
+        "quantization": quantization,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = settings_with(model=chosen or None)

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.invocation import command
+from cli.models import QUANTIZATION, Quantization
 from cli.output import Exit, out
 
 
@@ -26,6 +27,7 @@ def up(
         int, typer.Option(min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")
     ] = 6379,
     flower: Annotated[bool, typer.Option(help="Run Flower, the dashboard.")] = True,
+    quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' output in their logs.")] = False,
 ) -> None:
     """Run the whole of Headrace here: broker, API, a worker and Flower, until Ctrl-C.
@@ -42,9 +44,10 @@ def up(
     from cli.signals import interrupts
     from settings import settings_with
 
+    given = {"model_path": model, "quantization": quantization}
     settings = settings_with(
         home=home.absolute() if home else None,
-        model={"model_path": model} if model else None,
+        model={name: value for name, value in given.items() if value is not None} or None,
         api={"port": api_port} if api_port is not None else None,
         flower_port=flower_port,
     )

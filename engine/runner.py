@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -14,19 +13,16 @@ from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import KVStorage
-from engine.model import open_files, revision
+from engine.model import open_files, revision, warn_of_window
 from engine.model.decoder import Decoder, build_weights
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
 from engine.model.hf_dir import HFDirectory, HFWeights
 from engine.torch_storage import TorchStorage
-from kernels import ensure_ours
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
 from kernels.registry import get_kernels
 from kernels.sampling import Sampled, SamplingBatch, TokenLogprobs
-
-logger = logging.getLogger(__name__)
 
 LEAST_ROWS = 16
 """Rows whose logits may stand side by side even if fewer sequences may run."""
@@ -49,17 +45,11 @@ class TorchModel:
     @classmethod
     def load(cls, config: EngineConfig) -> Self:
         """Read, convert and pack the weights of the model that `config` names. `threads` holds for the process."""
-        ensure_ours()
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         files = open_files(config)
         spec, text = files.spec, files.text
-        if spec.window_tokens is not None and spec.window_tokens < min(spec.context_len, config.max_seq_len):
-            logger.warning(
-                "%s attends over a window of %d tokens: its context is limited to that",
-                config.model,
-                spec.window_tokens,
-            )
+        warn_of_window(config, spec)
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         info = ModelInfo(

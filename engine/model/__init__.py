@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.fake import is_fake, load_fake
 from engine.model.catalog import ModelSource, default_cache, resolve
+from engine.model.device import is_cpu
 from engine.model.digest import revision_of
 from engine.model.gguf_file import GGUFFile
 from engine.model.hf_dir import HFDirectory
 from engine.model.openmp import wait_briefly
+from engine.model.spec import ModelSpec
+from kernels import ensure_ours
 from text.bundle import TextBundle
 
 if TYPE_CHECKING:
     from engine.batch import Model
 
+logger = logging.getLogger(__name__)
+
 
 def load_model(config: EngineConfig) -> Model:
-    """Load the model that `config` names, fetching it first if it isn't here."""
+    """Load the model that `config` names, fetching it first if it isn't here.
+
+    On a CPU the compiled library serves if it can; torch, which takes seconds to import, serves all else.
+    """
     if is_fake(config.model):
         return load_fake(config.model)
+    ensure_ours()
+    if is_cpu(config.device):
+        from engine.cpu.model import CpuModel, obstacle
+
+        why_not = obstacle(config)
+        if why_not is None:
+            return CpuModel.load(config)
+        logger.warning("torch serves %s, which is slower than the CPU library: %s", config.model, why_not)
+    else:
+        why_not = "it serves CPUs alone"
+    if config.quantization != "none":
+        raise ValueError(
+            f"quantization={config.quantization!r} needs the CPU library, which can't serve here: {why_not}"
+        )
     wait_briefly()
     from engine.runner import TorchModel
 
@@ -40,6 +63,14 @@ def open_files(config: EngineConfig) -> GGUFFile | HFDirectory:
     """The files of the model that `config` names; both kinds have `spec`, `text` and `files`."""
     source: ModelSource = resolve(config.model, config.cache or default_cache())
     return GGUFFile(source.path) if source.kind == "gguf" else HFDirectory(source.path)
+
+
+def warn_of_window(config: EngineConfig, spec: ModelSpec) -> None:
+    """Say so if the model attends over less than its context: the engine limits the context to that."""
+    if spec.window_tokens is not None and spec.window_tokens < min(spec.context_len, config.max_seq_len):
+        logger.warning(
+            "%s attends over a window of %d tokens: its context is limited to that", config.model, spec.window_tokens
+        )
 
 
 def revision(config: EngineConfig, files: GGUFFile | HFDirectory) -> str:

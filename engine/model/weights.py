@@ -30,6 +30,15 @@ class StoredTensor:
         values: NDArray[np.float32] = gguf.dequantize(self.data, gguf.GGMLQuantizationType[self.kind])
         return values.reshape(self.shape)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it holds elements, and not blocks."""
+        return self.kind in ("F32", "F16", "BF16")
+
+    def first_rows(self, count: int) -> StoredTensor:
+        """The first rows of a matrix."""
+        return StoredTensor(self.kind, (min(count, self.shape[0]), *self.shape[1:]), self.data[:count])
+
     def unpermuted(self, heads: int) -> StoredTensor:
         """Undo what llama.cpp's converter does to the rows of q and k: pairs of one rotation beside each other, where
         halves of a head should be. Blocks lie within rows, so they move as they are."""

@@ -11,6 +11,8 @@ from typing import Self
 
 ISAS = ("avx512", "avx2", "portable")
 """The instruction sets that the library knows, best first. `HEADRACE_CPU_ISA` names one to use."""
+ABI_VERSION = 1
+"""What the library has to say of itself: `kAbiVersion` of src/abi.h."""
 LIBRARY = Path(__file__).with_name("headrace_cpu.so")
 
 
@@ -68,6 +70,8 @@ def _open() -> ctypes.CDLL:
         cdll = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         raise Unavailable(f"The CPU library {LIBRARY} cannot be loaded: {error}") from error
+    if not hasattr(cdll, "headrace_abi_version") or cdll.headrace_abi_version() != ABI_VERSION:
+        raise Unavailable(f"The CPU library {LIBRARY} was built from other sources. Run 'pip install' again.")
     cdll.headrace_ops.restype = ctypes.c_void_p
     cdll.headrace_ops.argtypes = [ctypes.c_char_p]
     cdll.headrace_team_create.restype = ctypes.c_void_p

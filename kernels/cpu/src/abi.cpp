@@ -6,6 +6,8 @@ using headrace::Row;
 using headrace::Team;
 using headrace::Weights;
 
+int32_t headrace_abi_version() { return kAbiVersion; }
+
 const Ops* headrace_ops(const char* name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();

@@ -8,6 +8,8 @@
 #include "base.h"
 #include "half.h"
 #include "linear_job.h"
+#include "pack.h"
+#include "step_state.h"
 #include "team.h"
 #include "sampling_types.h"
 
@@ -31,6 +33,8 @@ struct Ops {
     void (*quantize_row)(const float* from, int64_t count, int group, int8_t* to, float* scales, int32_t* offsets);
     void (*quantize_row_bf16)(const uint16_t* from, int64_t count, int group, int8_t* to, float* scales, int32_t* offsets);
     void (*linear_job)(Team& team, const LinearJob& job);
+    // Every worker of the team calls it.
+    void (*step)(Step& step, Team& team, int worker);
     void (*sample)(const SamplingRow& row, const float* logits, int64_t vocab, void* memory, SampledRow& out,
                    int32_t* top_ids, double* top_logprobs);
     int64_t (*read_bytes)(Team& team, const uint8_t* bytes, int64_t count);

@@ -11,6 +11,7 @@
 #include "quantize.h"
 #include "rotary.h"
 #include "sampling.h"
+#include "step.h"
 
 namespace headrace::HEADRACE_ISA {
 
@@ -30,6 +31,7 @@ extern const Ops ops = {
     quantize_row,
     quantize_row_bf16,
     linear_job,
+    step,
     sample,
     read_bytes,
     multiply_registers_of,

@@ -120,3 +120,9 @@ def test_importing_the_package_loads_neither_torch_nor_the_library() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False", "0"]
+
+
+def test_a_library_of_other_sources_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
+    with pytest.raises(library.Unavailable, match="built from other sources"):
+        library._open.__wrapped__()

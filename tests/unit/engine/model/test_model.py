@@ -14,6 +14,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.model import load_model, load_text
 from engine.model.spec import UnsupportedModel
+from kernels.cpu.library import Unavailable
 from tests.unit.engine.model.gguf_writing import model_metadata, model_tensors, tokenizer_metadata, write_gguf
 
 Save = Callable[..., tuple[Any, Path]]
@@ -39,6 +40,52 @@ def test_importing_it_and_reading_a_text_side_needs_no_torch(gguf_path: Path, tm
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_model_on_the_cpu_runs_without_torch(gguf_path: Path, tmp_path: Path) -> None:
+    """Importing torch takes longer than all the rest of a start."""
+    code = (
+        "import sys, pathlib; from engine import LLM, SamplingParams\n"
+        f"with LLM({str(gguf_path)!r}, device='cpu', cache=pathlib.Path({str(tmp_path)!r}), max_seq_len=64) as llm:\n"
+        "    params = SamplingParams(max_tokens=3, temperature=0.7, ignore_eos=True, logprobs=1)\n"
+        "    assert len(llm.generate([5, 6, 7], params)[0].token_ids) == 3\n"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class TestWithoutTheLibrary:
+    @pytest.fixture(autouse=True)
+    def _missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing(isa: str | None = None) -> Any:
+            raise Unavailable("it was not built")
+
+        monkeypatch.setattr("engine.cpu.model.load", missing)
+
+    def test_torch_serves_and_the_log_says_why(
+        self, gguf_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model = load_model(EngineConfig(str(gguf_path), cache=tmp_path, device="cpu"))
+        assert type(model).__name__ == "TorchModel"
+        assert "torch serves" in caplog.text
+        assert "it was not built" in caplog.text
+        model.close()
+
+    def test_quantised_weights_are_refused(self, gguf_path: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"quantization='int8' needs the CPU library.*it was not built"):
+            load_model(EngineConfig(str(gguf_path), cache=tmp_path, device="cpu", quantization="int8"))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"), [({"dtype": "float16"}, "float16 is asked for"), ({"page_size": 8}, "page_size is 8")]
+)
+def test_what_the_library_has_not_torch_serves(
+    gguf_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, config: dict[str, Any], why: str
+) -> None:
+    model = load_model(EngineConfig(str(gguf_path), cache=tmp_path, device="cpu", **config))
+    assert type(model).__name__ == "TorchModel"
+    assert why in caplog.text
+    model.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "expected"),
@@ -55,7 +102,7 @@ def test_openmp_threads_spin_briefly_unless_the_user_says_otherwise(
     """OpenMP itself is asked, which reads its environment when torch loads it."""
     code = (
         "import pathlib; from engine.config import EngineConfig; from engine.model import load_model\n"
-        f"load_model(EngineConfig({str(gguf_path)!r}, cache=pathlib.Path({str(tmp_path)!r})))"
+        f"load_model(EngineConfig({str(gguf_path)!r}, dtype='float16', cache=pathlib.Path({str(tmp_path)!r})))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
     environment |= own | {"OMP_DISPLAY_ENV": "verbose"}

@@ -1,0 +1,152 @@
+"""The model on the CPU: batches of plain integers in, token ids out, through the compiled library and without torch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Self
+
+import numpy as np
+
+from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
+from engine.config import EngineConfig
+from engine.cpu.cores import usable_cores
+from engine.cpu.loading import Loader
+from engine.memory.arena import Arena
+from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
+from engine.memory.storage import HostStorage, KVStorage
+from engine.model import open_files, revision, warn_of_window
+from kernels.cpu.layers import PAGE_TOKENS
+from kernels.cpu.library import Library, Team, Unavailable, load
+from kernels.cpu.step import DecoderModel, ModelStep, StepWork, step_bytes
+from kernels.kv import KVLayout
+from kernels.sampling import Sampled
+
+logger = logging.getLogger(__name__)
+
+
+def obstacle(config: EngineConfig) -> str | None:
+    """Why the library can't serve this configuration; None if it can."""
+    if config.dtype == "float16":
+        return "it computes in bfloat16 or float32, and float16 is asked for"
+    if config.page_size % PAGE_TOKENS:
+        return f"its pages hold a multiple of {PAGE_TOKENS} tokens, and page_size is {config.page_size}"
+    try:
+        load()
+    except Unavailable as unavailable:
+        return str(unavailable)
+    return None
+
+
+class CpuModel:
+    """`engine.batch.Model` over the compiled library. One thread at a time may call it."""
+
+    def __init__(self, config: EngineConfig, model: DecoderModel, team: Team, info: ModelInfo, dtype: str) -> None:
+        """`dtype` is that of what isn't quantised."""
+        self.info = info
+        self._config = config
+        self._dtype = dtype
+        self._team = team
+        self._model: DecoderModel | None = model
+        self._step: ModelStep | None = None
+        self._storage: HostStorage | None = None
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Self:
+        """Read the weights that `config` names, packed before or now."""
+        began_s = time.monotonic()
+        library = load()
+        files = open_files(config)
+        spec, text = files.spec, files.text
+        warn_of_window(config, spec)
+        dtype = choose_dtype(config.dtype, library)
+        info = ModelInfo(
+            revision=revision(config, files),
+            device="cpu",
+            dtype=dtype if config.quantization == "none" else config.quantization,
+            context_len=spec.usable_context_len,
+            vocab_size=min(text.vocab_size, spec.vocab_rows),
+            kv_bytes_per_token=spec.kv_bytes_per_token(4 if dtype == "float32" else 2),
+            text=text,
+        )
+        team = Team(library, config.threads or usable_cores())
+        model = Loader(config, files, info, dtype).load(team)
+        logger.info(
+            "%s: weights as %s for %d threads of %s in %.1f s",
+            config.model, info.dtype, team.threads, library.isa, time.monotonic() - began_s,
+        )  # fmt: skip
+        return cls(config, model, team, info, dtype)
+
+    @property
+    def default_kv_bytes(self) -> int | None:
+        return HOST_KV_BYTES
+
+    def memory(self) -> DeviceMemory:
+        return host_memory()
+
+    def take_peak_bytes(self) -> int:
+        return take_peak_bytes()
+
+    def activation_bytes(self, tokens: int, rows: int) -> int:
+        return step_bytes(self._open(), self._team.threads, tokens, rows)
+
+    def kv_layout(self, page_size: int) -> KVLayout:
+        model = self._open()
+        heads = model.heads
+        return KVLayout(len(model.layers), heads.kv_heads, heads.head_size, np.dtype(heads.element).itemsize, page_size)
+
+    def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
+        model = self._open()
+        if self._storage is not None:
+            raise RuntimeError("the KV storage is allocated already")
+        self._storage = HostStorage(Arena.reserve(units, most_units), layout)
+        self._step = ModelStep(self._team, model, layout, self._config.max_num_batched_tokens)
+        return self._storage
+
+    def release_kv(self) -> None:
+        if self._step is not None:
+            self._step.close()
+            self._step = None
+        if self._storage is not None:
+            self._storage.close()
+            self._storage = None
+
+    def sleep(self) -> None:
+        self._model = None
+        if self._step is not None:
+            self._step.close()
+            self._step = None
+        trim_heap()
+
+    def wake(self) -> None:
+        files = open_files(self._config)
+        found = revision(self._config, files)
+        if found != self.info.revision:
+            raise RuntimeError(f"the files of {self._config.model} are those of another model now: {found}")
+        self._model = Loader(self._config, files, self.info, self._dtype).load(self._team)
+        if self._storage is not None:
+            self._step = ModelStep(self._team, self._model, self._storage.layout, self._config.max_num_batched_tokens)
+
+    def execute(self, batch: Batch) -> Sampled:
+        self._open()
+        if self._step is None or self._storage is None:
+            raise RuntimeError("allocate_kv must be called before the first step")
+        work = StepWork(batch.token_ids, batch.query_start, batch.context_len, batch.block_tables, batch.sample_rows)
+        return self._step.run(work, batch.sampling, self._storage.arena.address)
+
+    def close(self) -> None:
+        self._model = None
+        self.release_kv()
+        self._team.close()
+
+    def _open(self) -> DecoderModel:
+        if self._model is None:
+            raise RuntimeError("the model is closed or asleep")
+        return self._model
+
+
+def choose_dtype(name: str, library: Library) -> str:
+    """`auto` is bfloat16 where the processor multiplies it natively, else float32."""
+    if name == "auto":
+        return "bfloat16" if library.isa == "avx512" else "float32"
+    return name

@@ -1,0 +1,62 @@
+"""How a model's tensors become the packed arrays of the CPU library: which are joined, how, and in what format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.model.spec import ModelSpec
+from engine.model.weights import StoredTensor
+from kernels.cpu.packing import INTERLEAVED_ROWS, Format
+
+_BLOCK_FORMATS = {"Q4_0": Format.U4_G32, "Q4_1": Format.U4_G32, "Q4_K": Format.U4_G32, "Q8_0": Format.INT8_G32}
+_WIDER = (Format.U4_G32, Format.INT8_G32, Format.BF16, Format.F32)
+"""A matrix of parts in different formats takes the widest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One packed matrix [outputs, inputs]: tensors of the same inputs, joined."""
+
+    name: str
+    parts: tuple[str, ...]
+    outputs: int
+    inputs: int
+    bias: bool = False
+    gated: bool = False
+    """Two parts, gate and up, whose rows alternate in runs so that each tile holds both of the same outputs."""
+
+
+def recipes(spec: ModelSpec, vocab_size: int) -> Iterator[Recipe]:
+    """The matrices of a model. The head is cut to the ids that may be sampled; if it is tied, the embedding serves."""
+    hidden, queries = spec.hidden_size, spec.heads * spec.head_size
+    both = queries + 2 * spec.kv_heads * spec.head_size
+    gated = 2 * (-(-spec.inner_size // INTERLEAVED_ROWS) * INTERLEAVED_ROWS)
+    for i in range(spec.layers):
+        yield Recipe(f"{i}.qkv", (f"{i}.q", f"{i}.k", f"{i}.v"), both, hidden, spec.qkv_bias)
+        yield Recipe(f"{i}.o", (f"{i}.o",), hidden, queries, spec.output_bias)
+        yield Recipe(f"{i}.gate_up", (f"{i}.gate", f"{i}.up"), gated, hidden, spec.mlp_bias, gated=True)
+        yield Recipe(f"{i}.down", (f"{i}.down",), hidden, spec.inner_size, spec.mlp_bias)
+    yield Recipe("embedding", ("embedding",), spec.vocab_rows, hidden)
+    if not spec.tied_head:
+        yield Recipe("head", ("head",), vocab_size, hidden)
+
+
+def norm_names(spec: ModelSpec) -> Iterator[str]:
+    """The norms, which stay float32."""
+    for i in range(spec.layers):
+        yield from (f"{i}.attn_norm", f"{i}.mlp_norm")
+        if spec.qk_norm:
+            yield from (f"{i}.q_norm", f"{i}.k_norm")
+    yield "norm"
+
+
+def choose_format(parts: list[StoredTensor], dtype: str, quantization: str) -> Format:
+    """The packed format of a matrix: `gguf` keeps its parts' blocks, or the next wider form that there is of them."""
+    plain = Format.F32 if dtype == "float32" or parts[0].shape[1] % 2 else Format.BF16
+    if quantization == "none":
+        return plain
+    if quantization == "int8":
+        return Format.INT8
+    formats = [plain if part.is_plain else _BLOCK_FORMATS.get(part.kind, Format.INT8_G32) for part in parts]
+    return max(formats, key=_WIDER.index)

@@ -1,0 +1,252 @@
+// One step of a whole model, on every worker of a team at once.
+//
+// A step is a list of phases. In each phase the workers claim shares of the same work, and a barrier ends it where the
+// next phase reads what others wrote:
+//
+//   embed | norm, qkv | rotary | attention | output + residual | norm, gate_up | down + residual | ... | norm, head
+//         '-------------------------------- each layer ---------------------------------------'
+//
+// The inputs of a product are a phase of their own if there are many rows; each worker makes them for itself if there
+// are few. Only rows that are sampled go through the last norm and the head.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+#include "norm.h"
+#include "pack.h"
+#include "quantize.h"
+#include "rotary.h"
+#include "sampling.h"
+#include "step_state.h"
+
+namespace headrace::HEADRACE_ISA {
+
+// Rows as they are, as a source of vectors.
+template <class T> class Plain {
+  public:
+    explicit Plain(const typename T::Element* x) : x_(x) {}
+    HEADRACE_INLINE F read(int64_t i, int n) const { return T::read(x_ + i, n); }
+
+  private:
+    const typename T::Element* x_;
+};
+
+// A row of a source as floats or bf16; the word that the last element begins is filled up with zeros.
+template <class As, class Source>
+HEADRACE_INLINE void write_elements(const Source& source, int64_t size, uint8_t* to) {
+    auto* out = reinterpret_cast<typename As::Element*>(to);
+    for_vectors(size, [&](int64_t i, int n) { As::write(out + i, source.read(i, n), n); });
+    if (size % As::kPerWord) out[size] = 0;
+}
+
+// A row of a source as int8 in groups.
+template <class Source>
+HEADRACE_INLINE void write_integers(const Source& source, const Weights& weights, int64_t row, const Activations& to) {
+    const int group = layout_of(weights.format).scale_inputs;
+    const int64_t first_group = row * weights.groups();
+    int8_t* out = reinterpret_cast<int8_t*>(const_cast<uint8_t*>(to.values) + row * to.stride_bytes);
+    float* scales = const_cast<float*>(to.scales) + first_group;
+    int32_t* offsets = const_cast<int32_t*>(to.offsets) + first_group;
+    alignas(64) float values[64];
+    for (int64_t i = 0; i < weights.inputs; i += group) {
+        const int count = int(std::min<int64_t>(group, weights.inputs - i));
+        for_vectors(count, [&](int64_t j, int n) { store(values + j, source.read(i + j, n)); });
+        quantize_group(values, count, group, out + i, scales++, offsets++);
+    }
+}
+
+// One row of a source as the weights want it.
+template <class Source>
+HEADRACE_INLINE void write_inputs(const Weights& weights, const Source& source, int64_t row, const Activations& to) {
+    uint8_t* values = const_cast<uint8_t*>(to.values) + row * to.stride_bytes;
+    switch (weights.format) {
+    case Format::kF32: return write_elements<F32>(source, weights.inputs, values);
+    case Format::kBf16: return write_elements<Bf16>(source, weights.inputs, values);
+    default: return write_integers(source, weights, row, to);
+    }
+}
+
+// T: what queries, keys, values and the activations between products are stored as.
+template <class T> class StepWalk {
+    using Element = typename T::Element;
+    static constexpr Format kStored = std::is_same_v<T, F32> ? Format::kF32 : Format::kBf16;
+
+  public:
+    StepWalk(Step& step, Team& team, int worker)
+        : step_(step), model_(step.model), team_(team), worker_(worker), rows_(step.work.rows),
+          watch_(step, worker), residual_(step.residual.as<float>()), attended_(step.attended.as<Element>()),
+          gated_(step.gated.as<Element>()) {}
+
+    void walk() {
+        embed();
+        for (int64_t i = 0; i < model_.layers; i++) {
+            attention(step_.layers[i], i);
+            mlp(step_.layers[i]);
+        }
+        choose();
+    }
+
+  private:
+    void embed() {
+        while (Range mine = team_.claim(rows_)) {
+            for (int64_t row = mine.begin; row < mine.end; row++) {
+                unpack_row(model_.embedding, step_.work.token_ids[row], residual_ + row * model_.hidden);
+            }
+        }
+        end(Phase::kEmbed);
+    }
+
+    void attention(const StepLayer& layer, int64_t index) {
+        const HeadShape& heads = model_.heads;
+        const int64_t queries = heads.heads * heads.head_size, projected = layer.qkv.outputs;
+        float* qkv = step_.qkv.as<float>();
+        multiply_rows(layer.qkv, nullptr, rows_, norm_of(layer.attention_norm), StoreFloat{qkv, projected});
+        end(Phase::kQkv);
+
+        uint8_t* kv = step_.kv + index * model_.layer_bytes;
+        const int64_t q_stride = projected * int64_t(sizeof(float) / sizeof(Element));
+        RotaryLayer rotary{qkv, qkv, kv, layer.qkv_bias, layer.q_norm, layer.k_norm, model_.cos_sin, projected, q_stride,
+                           model_.norm_eps, 1};
+        while (Range mine = team_.claim(rows_)) rotary_kv_write(step_.shape, heads, rotary, mine.begin, mine.end);
+        end(Phase::kRotary);
+
+        AttentionLayer attention{qkv, kv, attended_, q_stride, queries, model_.scale, heads.is_float};
+        attend(step_.plan, step_.shape, heads, attention, team_, worker_);
+        end(Phase::kAttention);
+
+        multiply_stored(layer.output, layer.output_bias, attended_, add_to_residual());
+        end(Phase::kOutput);
+    }
+
+    void mlp(const StepLayer& layer) {
+        multiply_rows(layer.gate_up, layer.gate_up_bias, rows_, norm_of(layer.mlp_norm),
+                      SiluMultiply<Element>{gated_, model_.inner, model_.inner});
+        end(Phase::kGateUp);
+        multiply_stored(layer.down, layer.down_bias, gated_, add_to_residual());
+        end(Phase::kDown);
+    }
+
+    // The rows that only need their greatest logit never see the others' logits, nor do these see theirs.
+    void choose() {
+        const StepWork& work = step_.work;
+        if (work.greedy > 0) {
+            Best* best = step_.best.as<Best>() + worker_ * step_.best_stride;
+            std::fill_n(best, work.greedy, Best::none());
+            multiply_rows(model_.head, nullptr, work.greedy, sampled(0), KeepBest{best});
+            end(Phase::kHead);
+            if (worker_ == 0) choose_best();
+        }
+        const int64_t vocab = model_.head.outputs;
+        float* logits = step_.logits.as<float>();
+        for (int64_t first = work.greedy; first < work.samples; first += kLogitRows) {
+            const int64_t rows = std::min(kLogitRows, work.samples - first);
+            multiply_rows(model_.head, nullptr, rows, sampled(first), StoreFloat{logits, vocab});
+            end(Phase::kHead);
+            for (int64_t row = team_.claim_one(); row < rows; row = team_.claim_one()) {
+                sample_row(first - work.greedy + row, logits + row * vocab);
+            }
+            end(Phase::kSample);
+        }
+    }
+
+    void sample_row(int64_t row, const float* logits) {
+        const StepSampling& sampling = step_.sampling;
+        SampledRow& out = sampling.chosen[row];
+        const int64_t top = row * sampling.most_top;
+        headrace::HEADRACE_ISA::sample(sampling.rows[row], logits, model_.head.outputs, step_.sampling_memory(worker_), out,
+                                       sampling.top_ids + top, sampling.top_logprobs + top);
+        step_.tokens[step_.work.greedy + row] = out.token;
+    }
+
+    // The greatest of what the workers found of each row.
+    void choose_best() {
+        for (int64_t i = 0; i < step_.work.greedy; i++) {
+            Best best = Best::none();
+            for (int worker = 0; worker < team_.size(); worker++) {
+                const Best& one = step_.best.as<Best>()[worker * step_.best_stride + i];
+                best.take(one.value, one.index);
+            }
+            step_.tokens[i] = best.index;
+        }
+    }
+
+    // Waits for all workers at the end of a phase.
+    void end(Phase phase) {
+        team_.barrier();
+        watch_.lap(phase);
+    }
+
+    // Sources of the rows that a product takes.
+
+    auto norm_of(const float* weight) const {
+        return [=](int64_t row) {
+            return Normalised(residual_ + row * model_.hidden, weight, model_.hidden, model_.norm_eps);
+        };
+    }
+    auto sampled(int64_t first) const {
+        return [=](int64_t row) {
+            const float* x = residual_ + step_.work.sample_rows[first + row] * model_.hidden;
+            return Normalised(x, model_.norm, model_.hidden, model_.norm_eps);
+        };
+    }
+
+    AddFloat add_to_residual() const { return {residual_, model_.hidden}; }
+
+    // `rows` rows of a source times weights, plus a bias if there is one, into an epilogue.
+    template <class Source, class Epilogue>
+    void multiply_rows(const Weights& weights, const float* bias, int64_t rows, Source source, Epilogue epilogue) {
+        multiply(weights, bias, inputs_of(weights, rows, source), rows, epilogue);
+    }
+
+    // All rows of `x`, which stand one behind the other, likewise.
+    template <class Epilogue>
+    void multiply_stored(const Weights& weights, const float* bias, const Element* x, Epilogue epilogue) {
+        const int64_t size = weights.inputs;
+        if (weights.format == kStored && size % T::kPerWord == 0) {
+            Activations stored{reinterpret_cast<const uint8_t*>(x), size * int64_t(sizeof(Element)), nullptr, nullptr};
+            multiply(weights, bias, stored, rows_, epilogue);
+        } else {
+            multiply_rows(weights, bias, rows_, [=](int64_t row) { return Plain<T>(x + row * size); }, epilogue);
+        }
+    }
+
+    template <class Epilogue>
+    void multiply(const Weights& weights, const float* bias, const Activations& x, int64_t rows, Epilogue epilogue) {
+        if (bias) {
+            linear(team_, weights, x, rows, AddBias<Epilogue>{bias, epilogue});
+        } else {
+            linear(team_, weights, x, rows, epilogue);
+        }
+    }
+
+    // Few rows: each worker has its own copy, and nobody waits.
+    template <class Source> Activations inputs_of(const Weights& weights, int64_t rows, Source source) {
+        const bool own = rows <= kOwnRows;
+        Activations to = (own ? step_.own_inputs[worker_] : step_.inputs).shaped(weights.format, weights.inputs);
+        if (own) {
+            for (int64_t row = 0; row < rows; row++) write_inputs(weights, source(row), row, to);
+        } else {
+            while (Range mine = team_.claim(rows)) {
+                for (int64_t row = mine.begin; row < mine.end; row++) write_inputs(weights, source(row), row, to);
+            }
+            end(Phase::kNorm);
+        }
+        return to;
+    }
+
+    Step& step_;
+    const StepModel& model_;
+    Team& team_;
+    const int worker_;
+    const int64_t rows_;
+    Stopwatch watch_;
+    float* residual_;
+    Element* attended_;
+    Element* gated_;
+};
+
+inline void step(Step& step, Team& team, int worker) {
+    with_element(step.model.heads.is_float, [&](auto type) { StepWalk<decltype(type)>(step, team, worker).walk(); });
+}
+
+} // namespace headrace::HEADRACE_ISA

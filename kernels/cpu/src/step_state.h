@@ -1,0 +1,121 @@
+// One model's memory for its steps, and where the rows of the current step stand. No vector code here.
+#pragma once
+
+#include "attention_plan.h"
+#include "sampling_types.h"
+#include "step_types.h"
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+namespace headrace {
+
+// Up to so many rows each worker prepares the inputs of a product for itself: it costs less than a barrier.
+constexpr int64_t kOwnRows = 4;
+// Rows whose logits are kept at once.
+constexpr int64_t kLogitRows = 64;
+
+struct Unmap {
+    size_t bytes = 0;
+    void operator()(uint8_t* begin) const;
+};
+
+// Huge pages where the system has them; zero until first written.
+class Memory {
+  public:
+    Memory() = default;
+    explicit Memory(int64_t bytes);
+    template <class T> T* as() const { return reinterpret_cast<T*>(begin_.get()); }
+
+  private:
+    std::unique_ptr<uint8_t, Unmap> begin_;
+};
+
+// Rows that a product takes, in whatever type its weights want: float, bf16, or int8 with scales.
+class InputRows {
+  public:
+    InputRows() = default;
+    InputRows(int64_t rows, int64_t widest);
+    // How rows of `size` lie for weights of `format`. Each begins at a cache line, so workers share none.
+    Activations shaped(Format format, int64_t size) const;
+
+  private:
+    int64_t widest_ = 0;
+    Memory values_, scales_, offsets_;
+};
+
+// One step's work as it crosses the ABI: one array of int32, of which the first five say how long the others are.
+//
+//   rows requests samples greedy pages | token_ids[rows] query_start[requests + 1] context_len[requests]
+//   page_count[requests] page_ids[pages] sample_rows[samples]
+//
+// The first `greedy` samples only need their greatest logit.
+struct StepWork {
+    int64_t rows = 0, requests = 0, samples = 0, greedy = 0, pages = 0;
+    const int32_t *token_ids, *query_start, *context_len, *page_count, *page_ids, *sample_rows;
+    StepWork() = default;
+    explicit StepWork(const int32_t* work);
+};
+
+class Step {
+  public:
+    Step(const StepModel& model, const StepLayer* layers, int threads, int64_t most_rows);
+
+    // Lays out the step's rows and pages. The team isn't needed for that.
+    void begin(const int32_t* work, uint8_t* kv, int32_t* tokens, const StepSampling& sampling);
+
+    const StepModel model;
+    const std::vector<StepLayer> layers;
+    const int threads;
+
+    // The current step.
+    StepWork work;
+    StepShape shape{};
+    AttentionPlan plan;
+    uint8_t* kv = nullptr;
+    int32_t* tokens = nullptr; // [samples] chosen
+    StepSampling sampling{};
+
+    // Rows of the step. qkv holds floats; the turned queries take their place, as the type that attention reads.
+    Memory residual, qkv, attended, gated, logits;
+    Memory best; // [threads][best_stride] the greatest logit of each row that a worker has seen
+    const int64_t best_stride;
+    // What sampling keeps for each worker.
+    void* sampling_memory(int worker) const {
+        return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
+    }
+    InputRows inputs;
+    std::vector<InputRows> own_inputs; // of each worker
+
+    // Seconds of worker 0 in each phase since they were last read, if anybody wants to know.
+    bool timed = false;
+    double seconds[kPhases] = {};
+
+  private:
+    Memory sampling_;
+    std::vector<int32_t> positions_;
+    std::vector<int64_t> page_offset_;
+};
+
+// Counts the time of phases, on one worker.
+class Stopwatch {
+  public:
+    Stopwatch(Step& step, int worker) : step_(step), runs_(step.timed && worker == 0) {
+        if (runs_) last_ = Clock::now();
+    }
+    void lap(Phase phase) {
+        if (!runs_) return;
+        Clock::time_point now = Clock::now();
+        step_.seconds[int(phase)] += std::chrono::duration<double>(now - last_).count();
+        last_ = now;
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    Step& step_;
+    bool runs_;
+    Clock::time_point last_;
+};
+
+} // namespace headrace
