@@ -25,6 +25,7 @@ from engine.model import open_files
 from engine.model.gguf_file import GGUFFile
 from settings import get_settings
 
+EPILOG = "Everything, five rounds, takes about an hour on two cores; nothing else may run meanwhile."
 QUICK_PROMPTS = 8
 QUICK_TOKENS = 16
 
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench/engine.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench/engine.py", description=__doc__, epilog=EPILOG)
     parser.add_argument("--only", type=_listed, default=[], metavar="PART,PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument(
         "--sides", type=_listed, default=[], metavar="SIDE,SIDE", help="those whose names begin so: headrace,vllm"
@@ -108,4 +109,4 @@ def find_model() -> tuple[Model, Shape]:
         sys.exit(f"the benchmark needs a GGUF file, from which it makes the peers' models; {name} is a directory")
     directory = export_model(name, settings.cache)
     shape = Shape.of(directory)
-    return Model(name, files.files[0], directory, shape.parameters), shape
+    return Model(name, files.files[0], directory, shape.parameters, shape.kv_bytes_per_token), shape

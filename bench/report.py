@@ -32,7 +32,7 @@ def page(data: Data) -> str:
     for name, section in sections:
         if name in parts and parts[name]["sides"]:
             lines += [*section(parts[name]), ""]
-    lines += [*_settings(parts), "", *_method()]
+    lines += [*_settings(parts), "", *_method(parts)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -128,7 +128,7 @@ def _together(title: str, part: Data) -> list[str]:
             ]
         )
     head = (
-        "", "tokens/s", "lowest to highest", "seconds", "of the limit", "peak MB (KV pool)",
+        "", "tokens/s", "lowest to highest", "seconds", "of the limit", "peak MB (KV pool allowed)",
         "first tokens as Headrace bf16, equal tokens", "rounds",
     )  # fmt: skip
     lengths = work["prompt_tokens"]
@@ -333,11 +333,13 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and value.startswith("/")
 
 
-def _method() -> list[str]:
+def _method(parts: Data) -> list[str]:
+    threads = sorted({part["threads"] for part in parts.values() if "threads" in part})
     return [
         "## How",
         "",
-        "Greedy, the end of text ignored, the same token ids for every side, two threads each. Every side is a process"
+        "Greedy, the end of text ignored, the same token ids for every side,"
+        f" {' or '.join(map(str, threads))} threads each. Every side is a process"
         " of its own that stays loaded and is frozen (SIGSTOP) while another has its turn; in each round every side has"
         " one turn; before each turn the machine has to be quiet; prefix caches are emptied before each run. Every"
         " output is checked to have all its tokens. A share of the limit is the time that the products and the reading"

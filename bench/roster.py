@@ -35,6 +35,7 @@ class Model:
     """In bfloat16, for `transformers` and vLLM."""
     parameters: int
     """Without a tied head's second use."""
+    kv_bytes_per_token: int
 
 
 class Roster:
@@ -101,6 +102,7 @@ class Roster:
         file = llama.model_file(kind)
         precision = "bf16" if kind == "BF16" else "int8"
         many = "" if slots > 1 else "-single"
+        slot_tokens = LLAMA_SLOT_TOKENS if slots > 1 else MAX_SEQ_TOKENS
         return self._spec(
             f"llamacpp-{kind.lower()}{many}",
             f"llama.cpp's server, {kind.replace('BF16', 'bf16')}, {slots} slot{'s' * (slots > 1)}",
@@ -109,12 +111,14 @@ class Roster:
                 "program": str(llama.server()),
                 "version": f"b{llama.VERSION}",
                 "model": str(file),
+                "saves": str(llama.MODELS),
                 "slots": slots,
-                "slot_tokens": LLAMA_SLOT_TOKENS if slots > 1 else MAX_SEQ_TOKENS,
+                "slot_tokens": slot_tokens,
             },
             precision=precision,
             weights_bytes=file.stat().st_size,
             need_bytes=4 * GIB if slots > 1 else GIB,
+            kv_pool_bytes=slots * slot_tokens * self._model.kv_bytes_per_token,
         )
 
     def transformers(self, batch: int) -> SideSpec:

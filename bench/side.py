@@ -110,14 +110,14 @@ class Side:
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def stop(self) -> None:
-        """End it and what it started."""
+    def stop(self, patience_s: float = STOP_TIMEOUT_S) -> None:
+        """End it and what it started; kill what is left after `patience_s`."""
         self.thaw()
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(patience_s)
         self._signal(signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
@@ -169,7 +169,7 @@ class Sides:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for side in self._resident.values():
-            side.stop()
+            side.stop(STOP_TIMEOUT_S if kind is None else 0.0)
         self._resident.clear()
 
 

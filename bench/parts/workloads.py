@@ -46,7 +46,8 @@ def _warm_up(bench: Bench, sides: Sides, side_name: str) -> None:
     bench.say(f"loading {side_name}")
     try:
         with sides.turn(side_name) as side:
-            run(side, Workload(tuple(prompt[5:37] for prompt in bench.work.w1.prompts), WARM_UP_TOKENS))
+            few = bench.work.w1.prompts[: side.spec.most_prompts]
+            run(side, Workload(tuple(prompt[5:37] for prompt in few), WARM_UP_TOKENS))
     except SideFailed as failure:
         bench.say(f"  left out: {failure}")
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ class LlamaServer:
         self._program = Path(options["program"])
         self._version = options["version"]
         self._slots = options["slots"]
-        self._saves = tempfile.TemporaryDirectory(prefix="bench-llama-")
         self._url = f"http://127.0.0.1:{_free_port()}"
         self._flags = {
             "-m": options["model"],
@@ -37,7 +35,7 @@ class LlamaServer:
             "-t": str(options["threads"]),
             "-tb": str(options["threads"]),
             "--cache-ram": "0",
-            "--slot-save-path": self._saves.name,
+            "--slot-save-path": options["saves"],
         }
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -111,7 +109,6 @@ class LlamaServer:
         if self._server is not None:
             self._server.terminate()
             self._server.wait(30)
-        self._saves.cleanup()
 
 
 def _body(prompt: Prompt, max_tokens: int) -> dict[str, Any]:
