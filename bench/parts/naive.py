@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,8 @@ def naive_worker(stack: Stack, model_directory: Path) -> Iterator[Any]:
         try:
             process.wait(STOP_TIMEOUT_S)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_naive(naive: Any, work: Workload) -> Sample:
