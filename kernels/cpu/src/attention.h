@@ -10,55 +10,21 @@
 // Tokens that a row doesn't see get the weight 0, which changes no bit of a sum, and a row that sees nothing of a block
 // takes no part in it. So what a row gets depends on its position alone, whichever rows share its tile.
 //
-// Memory sets the speed of decoding. While scores are made from a page's keys its values are fetched, and while values
-// are summed the keys of the next block (or piece) are: each pass computes on what the one before it asked for.
+// Memory sets the speed of decoding. While a block is reduced, the next one (of this piece or of the worker's next) is
+// fetched, a few lines with each step of the computation, so that memory is never idle.
 #pragma once
 
 #include "attention_plan.h"
 #include "element.h"
 #include "exponential.h"
+#include "stream.h"
 #include "team.h"
+#include "tiles.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// A tile's sums stay in registers: rows times vectors, beside the vectors that are multiplied.
-constexpr int kTileRows = W == 16 ? 6 : 4;
-constexpr int kTileVectors = W == 16 ? 4 : 2;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// W times +inf, W times -inf, W times +inf: the least of a score and a part of this hides the lanes before or behind an
-// edge.
-struct Edges {
-    float values[3 * W];
-    constexpr Edges() : values() {
-        for (int i = 0; i < 3 * W; i++) values[i] = i / W == 1 ? -kInfinity : kInfinity;
-    }
-};
-constexpr Edges kEdges;
-
-// Calls body(N) with N = count as a constant, 1..Most.
-template <int Most, class Body> HEADRACE_INLINE void as_constant(int count, Body body) {
-    if constexpr (Most > 1) {
-        if (count < Most) return as_constant<Most - 1>(count, body);
-    }
-    body(std::integral_constant<int, Most>());
-}
-
-// Calls body(first, N) for tiles of kTileVectors, then halves of that, until `count` vectors are done.
-template <int N = kTileVectors, class Body> HEADRACE_INLINE void for_tiles(int64_t count, Body body, int64_t first = 0) {
-    for (; first + N <= count; first += N) body(first, std::integral_constant<int, N>());
-    if constexpr (N > 1) for_tiles<N / 2>(count, body, first);
-}
-
-// Calls body(first, R) for tiles of at most kTileRows, as equal as they can be.
-template <class Body> HEADRACE_INLINE void for_row_tiles(int64_t rows, Body body) {
-    int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        int64_t first = rows * tile / tiles;
-        as_constant<kTileRows>(int(rows * (tile + 1) / tiles - first), [&](auto count) { body(first, count); });
-    }
-}
+// Vectors of the next block that are fetched with each vector of weights.
+constexpr int kFetchedWithWeights = 2;
 
 // One worker's pass over its pieces of one layer.
 template <class T, class Out> class Attention {
@@ -138,18 +104,30 @@ template <class T, class Out> class Attention {
         }
     }
 
+    // Locates the block that is to be reduced next, and lets it be fetched meanwhile: keys, then values.
+    void look_ahead(const AttentionPiece& piece, int64_t index) {
+        locate(piece, index, *ahead_);
+        const int64_t bytes = heads_.head_elements() * int64_t(sizeof(Element));
+        const int64_t word_bytes = heads_.head_size * 4;
+        for (int32_t s = 0; s < ahead_->spans_used; s++) stream_.add(ahead_->spans[s].keys, bytes);
+        for (int32_t s = 0; s < ahead_->spans_used; s++) {
+            const Span& span = ahead_->spans[s];
+            const int64_t first = span.offset / kPerWord, count = (span.count + kPerWord - 1) / kPerWord;
+            stream_.add(span.values + first * heads_.head_size * kPerWord, count * word_bytes);
+        }
+    }
+
     void attend(const AttentionPiece& piece, const AttentionPiece* next) {
         const int64_t rows = rows_of(piece);
         const SharedResult* shared = piece.shared < 0 ? nullptr : &plan_.shared(piece);
         Result state = parts(state_, rows);
         for (int64_t index = piece.first_block; index < piece.end_block; index++) {
             std::swap(here_, ahead_);
+            stream_.clear();
             if (index + 1 < piece.end_block) {
-                locate(piece, index + 1, *ahead_);
+                look_ahead(piece, index + 1);
             } else if (next) {
-                locate(*next, next->first_block, *ahead_);
-            } else {
-                ahead_->spans_used = 0;
+                look_ahead(*next, next->first_block);
             }
             if (shared) {
                 int64_t place = (index - shared->first_block) * partial_floats(rows, heads_.head_size);
@@ -198,7 +176,7 @@ template <class T, class Out> class Attention {
         });
     }
 
-    // Scores of R rows over the block. The first tile fetches the values.
+    // Scores of R rows over the block.
     template <int R> HEADRACE_INLINE void score(const Element* const* queries, int64_t row, bool fetch) {
         const Element* keys[kBlockTokens / W];
         int64_t vectors = 0;
@@ -209,7 +187,6 @@ template <class T, class Out> class Attention {
             }
         }
         const int64_t words = heads_.head_size / kPerWord, stride = heads_.page_tokens * kPerWord;
-        const int64_t to_values = fetch ? heads_.kv_heads * heads_.head_elements() : 0;
         float* out = scores_ + row * kBlockTokens + here_->first;
         for_tiles(vectors, [&](int64_t first, auto count) {
             constexpr int N = count;
@@ -222,11 +199,8 @@ template <class T, class Out> class Attention {
             for (int64_t word = 0; word < words; word++) {
                 typename T::Words key[N];
                 HEADRACE_UNROLL
-                for (int j = 0; j < N; j++) {
-                    const Element* at = keys[first + j] + word * stride;
-                    key[j] = T::read_words(at, W);
-                    prefetch(at + to_values);
-                }
+                for (int j = 0; j < N; j++) key[j] = T::read_words(keys[first + j] + word * stride, W);
+                if (fetch) stream_.fetch(N);
                 HEADRACE_UNROLL
                 for (int r = 0; r < R; r++) {
                     typename T::Words query = T::broadcast_word(queries[r] + word * kPerWord);
@@ -259,6 +233,7 @@ template <class T, class Out> class Attention {
         const float shift = reduce_max(greatest) * layer_.scale;
         F sum = zero();
         for (int64_t token = here_->first; token < stop; token += W) {
+            stream_.fetch(kFetchedWithWeights);
             F weight = exp(fma(load(scores + token), set1(layer_.scale), set1(-shift)));
             sum = add(sum, weight);
             T::write(weights + token, weight, W);
@@ -280,7 +255,7 @@ template <class T, class Out> class Attention {
         for (; token < stop; token += W) store(scores + token, set1(-kInfinity));
     }
 
-    // Weighted values of R rows, N vectors of their components from `column` on. The first tile fetches the keys ahead.
+    // Weighted values of R rows, N vectors of their components from `column` on.
     template <int R, int N, bool kTail>
     HEADRACE_INLINE void sum_values(int64_t row, int64_t column, bool fetch, float* out) {
         const int64_t size = heads_.head_size;
@@ -293,18 +268,16 @@ template <class T, class Out> class Attention {
         }
         for (int32_t s = 0; s < here_->spans_used; s++) {
             const Span& span = here_->spans[s];
-            const int64_t place = (span.offset / kPerWord * size + column) * kPerWord;
-            const Element* values = span.values + place;
+            const Element* values = span.values + (span.offset / kPerWord * size + column) * kPerWord;
             const Element* weights = weights_ + row * kBlockTokens + span.token;
-            const Element* ahead = fetch && s < ahead_->spans_used ? ahead_->spans[s].keys + place : values;
             auto step = [&](int64_t word, auto half) {
                 typename T::Words value[N];
                 HEADRACE_UNROLL
                 for (int j = 0; j < N; j++) {
                     value[j] = T::read_words(values + (word * size + j * W) * kPerWord, lanes);
                     if (half) value[j] = T::first_elements(value[j]);
-                    prefetch(ahead + (word * size + j * W) * kPerWord);
                 }
+                if (fetch) stream_.fetch(N);
                 HEADRACE_UNROLL
                 for (int r = 0; r < R; r++) {
                     typename T::Words weight = T::broadcast_word(weights + r * kBlockTokens + word * kPerWord);
@@ -367,7 +340,8 @@ template <class T, class Out> class Attention {
     float* block_result_; // what is to be merged into it
     Block blocks_[2];
     Block* here_ = &blocks_[0];
-    Block* ahead_ = &blocks_[1];
+    Block* ahead_ = &blocks_[1]; // what is reduced next
+    Stream stream_;              // the memory of that
 };
 
 // One worker's share of a layer; all workers of the team call it, and a barrier has to follow.
