@@ -8,15 +8,31 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+from numpy.typing import NDArray
 
 from text.grammar import Grammar, GrammarError, told
 from text.tokenizer import Tokenizer
 
 KEPT_GRAMMARS = 128
+
+LIMITS = LLParserLimits(verbose_errors=False)
+"""What a grammar may grow to, while it is compiled and in each step: llguidance's own measures."""
+
+Mask = NDArray[np.uint8]
+"""[V / 8, rounded up] one bit for each token, the lowest of a byte first; those past the vocabulary are 0."""
+
+
+def bits(token_ids: Iterable[int], vocab_size: int) -> Mask:
+    """A mask with the bit of each id set."""
+    mask = np.zeros(-(-vocab_size // 8), np.uint8)
+    for token_id in token_ids:
+        mask[token_id >> 3] |= 1 << (token_id & 7)
+    return mask
 
 
 class GrammarFailed(RuntimeError):
@@ -30,7 +46,7 @@ class Matcher:
         self._vocabulary = vocabulary
         self._start = start
         self._state = start.deep_copy()
-        self._ends = sum(1 << token_id for token_id in set(end_ids))
+        self._ends = bits(end_ids, vocabulary.size)
 
     @property
     def finished(self) -> bool:
@@ -73,13 +89,17 @@ class Grammars:
     @staticmethod
     def _compile(vocabulary: _Vocabulary, grammar: Grammar) -> LLMatcher:
         grammar.check()
-        start = LLMatcher(vocabulary.tokenizer, grammar.form(), log_level=0)
+        start = LLMatcher(vocabulary.tokenizer, grammar.form(), log_level=0, limits=LIMITS)
         if start.is_error():
             raise GrammarError(grammar.kind.value, told(start.get_error()))
+        first = start.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise GrammarError(grammar.kind.value, told(first.get_error()))
         return start
 
 
-def masks(matchers: Sequence[Matcher | None]) -> list[int | None]:
+def masks(matchers: Sequence[Matcher | None]) -> list[Mask | None]:
     """The bits of the tokens that may come next, for each matcher of one engine's. Raises `GrammarFailed`."""
     wanted = [matcher for matcher in matchers if matcher is not None]
     if not wanted:
@@ -92,23 +112,27 @@ class _Vocabulary:
     """The tokens as llguidance knows them: their bytes, and one of our own behind them that ends a text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.size = vocab_size
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(tokenizer, vocab_size)), n_vocab=vocab_size + 1)
         self._executor = LLExecutor()
-        self._size = vocab_size
 
-    def masks(self, matchers: Sequence[Matcher]) -> list[int]:
+    def masks(self, matchers: Sequence[Matcher]) -> list[Mask]:
         """The bits of the tokens that may come next, for each matcher; ends of text where the grammar has its end."""
-        bitmask = allocate_token_bitmask(len(matchers), self._size + 1)
-        fill_next_token_bitmask_par(self._executor, [(m._state, row) for row, m in enumerate(matchers)], bitmask)
-        return [self._with_ends(m, row.tobytes()) for m, row in zip(matchers, bitmask, strict=True)]
+        words = allocate_token_bitmask(len(matchers), self.size + 1)
+        fill_next_token_bitmask_par(self._executor, [(m._state, row) for row, m in enumerate(matchers)], words)
+        found = [self._with_ends(m, row) for m, row in zip(matchers, words.view(np.uint8), strict=True)]
+        for matcher, mask in zip(matchers, found, strict=True):
+            if not mask.any():
+                raise GrammarFailed(f"no token follows the grammar from here: {told(matcher._state.get_error())}")
+        return found
 
-    def _with_ends(self, matcher: Matcher, packed: bytes) -> int:
-        mask = int.from_bytes(packed, "little")
-        complete = mask >> self._size & 1
-        mask = mask & ((1 << self._size) - 1) & ~matcher._ends | (matcher._ends if complete else 0)
-        if not mask:
-            raise GrammarFailed(f"no token follows the grammar from here: {told(matcher._state.get_error())}")
-        return mask
+    def _with_ends(self, matcher: Matcher, row: Mask) -> Mask:
+        end = self.size
+        complete = row[end >> 3] >> (end & 7) & 1
+        mask = row[: -(-end // 8)]
+        if end & 7:
+            mask[-1] &= (1 << (end & 7)) - 1
+        return mask | matcher._ends if complete else mask & ~matcher._ends
 
 
 class _Tokens:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 
-from engine.grammar import Matcher
+from engine.grammar import Mask, Matcher, bits
 from engine.params import SamplingParams
 from kernels.sampling import Adjustment
 
@@ -28,7 +28,7 @@ class TokenRules:
         self._penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._penalised = self._penalties != (1.0, 0.0, 0.0)
         self._bias = tuple((params.logit_bias or {}).items())
-        self._allowed = None if params.allowed_token_ids is None else bits(params.allowed_token_ids)
+        self._allowed = None if params.allowed_token_ids is None else bits(params.allowed_token_ids, vocab_size)
         self._bad_words = bad_words
 
     @classmethod
@@ -45,25 +45,25 @@ class TokenRules:
         return None if plain and not bad_words and matcher is None else rules
 
     def apply(
-        self, tokens: Sequence[int], prompt_tokens: int, ends: tuple[int, ...], mask: int | None
+        self, tokens: Sequence[int], prompt_tokens: int, ends: tuple[int, ...], mask: Mask | None
     ) -> tuple[Adjustment | None, tuple[int, ...]]:
         """The adjustment and the bans of the next token, after `tokens`.
 
         `ends` may not come yet; `mask` has the bits of the tokens that the grammar allows, if there is one.
         """
         words = self._completing(tokens, prompt_tokens)
-        masks = [one for one in (mask, self._allowed) if one is not None]
-        banned: tuple[int, ...] = ()
-        if masks:
-            everything = (1 << self._vocab_size) - 1
-            masks += [everything ^ bits(ends), everything & ~bits(words)]
-        else:
+        allowed = _narrowed(mask, self._allowed)
+        if allowed is None:
             banned = (*ends, *words)
             if len(banned) >= self._vocab_size and len(set(banned)) == self._vocab_size:
                 banned = ends
-        return self._adjustment(tokens, prompt_tokens, _narrowed(masks)), banned
+            return self._adjustment(tokens, prompt_tokens, None), banned
+        for weaker in (ends, words):
+            if weaker:
+                allowed = _narrowed(allowed, ~bits(weaker, self._vocab_size))
+        return self._adjustment(tokens, prompt_tokens, allowed), ()
 
-    def _adjustment(self, tokens: Sequence[int], prompt_tokens: int, allowed: int | None) -> Adjustment | None:
+    def _adjustment(self, tokens: Sequence[int], prompt_tokens: int, allowed: Mask | None) -> Adjustment | None:
         if not self._penalised and not self._bias and allowed is None:
             return None
         repetition, frequency, presence = self._penalties
@@ -74,7 +74,7 @@ class TokenRules:
             frequency=frequency,
             presence=presence,
             bias=self._bias,
-            allowed=None if allowed is None else allowed.to_bytes(-(-self._vocab_size // 8), "little"),
+            allowed=None if allowed is None else allowed.tobytes(),
         )
 
     def _completing(self, tokens: Sequence[int], prompt_tokens: int) -> list[int]:
@@ -88,21 +88,9 @@ class TokenRules:
         return found
 
 
-def bits(token_ids: Iterable[int]) -> int:
-    """A number with the bit of each id set."""
-    mask = bytearray(1)
-    for token_id in token_ids:
-        byte = token_id >> 3
-        if byte >= len(mask):
-            mask.extend(bytes(byte + 1 - len(mask)))
-        mask[byte] |= 1 << (token_id & 7)
-    return int.from_bytes(mask, "little")
-
-
-def _narrowed(masks: Collection[int]) -> int | None:
-    """What all masks have in common, but for those that would leave nothing to the ones before them."""
-    allowed: int | None = None
-    for mask in masks:
-        narrower = mask if allowed is None else allowed & mask
-        allowed = narrower or allowed
-    return allowed
+def _narrowed(mask: Mask | None, by: Mask | None) -> Mask | None:
+    """What both masks allow, or the first alone if that is nothing."""
+    if mask is None or by is None:
+        return by if mask is None else mask
+    both = mask & by
+    return both if both.any() else mask

@@ -7,6 +7,7 @@ https://github.com/guidance-ai/llguidance/blob/main/docs
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,8 +15,6 @@ from typing import Protocol
 
 from llguidance import LLMatcher
 
-MOST_CHARS = 65_536
-"""Of a grammar as it is written; what it may grow to while it is compiled is bounded by llguidance's own limits."""
 _MOST_TOLD = 300
 _WHITESPACE = r"(\n[ ]{0,24}|[ ])?"
 """Between JSON's tokens: enough to indent by, never an endless run, which small models fall into."""
@@ -36,6 +35,14 @@ class Kind(StrEnum):
     REGEX = "guided_regex"
     CHOICE = "guided_choice"
     LARK = "guided_grammar"
+
+
+MOST_CHARS = {Kind.JSON: 65_536, Kind.CHOICE: 65_536, Kind.LARK: 16_384, Kind.REGEX: 8_192}
+"""Of a grammar as it is written: compiling an expression takes time that grows with the square of its length.
+
+What it may grow to while it is compiled is bounded by llguidance's own limits.
+"""
+_LONG_STRING = re.compile(rf'"(?:[^"\\]|\\.){{{MOST_CHARS[Kind.REGEX] + 1}}}')
 
 
 class AsksForGrammar(Protocol):
@@ -78,9 +85,12 @@ class Grammar:
 
     def check(self) -> None:
         """Raise GrammarError unless it can be compiled, as far as that is known without a tokenizer."""
-        if len(self.source) > MOST_CHARS:
+        chars, most = len(self.source), MOST_CHARS[self.kind]
+        if chars > most:
+            raise GrammarError(self.kind.value, f"the grammar has {chars} characters, and may have {most}")
+        if self.kind is Kind.JSON and _LONG_STRING.search(self.source):
             raise GrammarError(
-                self.kind.value, f"the grammar has {len(self.source)} characters, and may have {MOST_CHARS}"
+                self.kind.value, f"a text in the schema has more than {MOST_CHARS[Kind.REGEX]} characters"
             )
         is_error, messages = LLMatcher.validate_grammar_with_warnings(self.form())
         if is_error:

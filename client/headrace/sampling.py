@@ -11,7 +11,8 @@ from typing_extensions import TypedDict
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
 MOST_BIASES = 1024
-MOST_GRAMMAR_CHARS = 65_536
+MOST_REGEX_CHARS = 8_192
+MOST_GRAMMAR_CHARS = 16_384
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
@@ -145,7 +146,7 @@ class SamplingFields(BaseModel):
     ] = None
     response_format: Annotated[ResponseFormat | None, Field(description="As OpenAI's")] = None
     guided_regex: Annotated[
-        str | None, Field(min_length=1, max_length=MOST_GRAMMAR_CHARS, description="The whole text matches it")
+        str | None, Field(min_length=1, max_length=MOST_REGEX_CHARS, description="The whole text matches it")
     ] = None
     guided_choice: Annotated[
         list[StopText] | None,

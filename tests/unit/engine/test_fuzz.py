@@ -78,7 +78,7 @@ def test_no_parameter_is_left_out() -> None:
 
 
 def assert_sound(output: RequestOutput, params: SamplingParams) -> None:
-    assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) or "GrammarFailed" in (output.error or "")
+    assert output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) or "grammar" in (output.error or "")
     assert len(output.choices) == params.n
     for choice in output.choices:
         assert len(choice.token_ids) <= params.max_tokens

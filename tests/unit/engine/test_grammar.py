@@ -11,13 +11,15 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 
+from engine import grammar as module
 from engine.fake import END_ID, FakeModel
-from engine.grammar import KEPT_GRAMMARS, GrammarFailed, Grammars, masks
+from engine.grammar import KEPT_GRAMMARS, GrammarFailed, Grammars, Mask, masks
 from engine.params import RequestRefused
 from engine.request import FinishReason
 from tests.unit.engine.bench import Bench, make_bench, scripted
-from text.grammar import Grammar, Kind
+from text.grammar import Grammar, GrammarError, Kind
 from text.tokenizer import Tokenizer
 
 VOCAB = 262
@@ -47,9 +49,10 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, VOCAB)
 
 
-def allowed(mask: int | None) -> bytes:
+def allowed(mask: Mask | None) -> set[int]:
     assert mask is not None
-    return bytes(token for token in range(256) if mask >> token & 1)
+    assert len(mask) == -(-VOCAB // 8)
+    return {token for token in range(8 * len(mask)) if mask[token >> 3] >> (token & 7) & 1}
 
 
 class TestMatcher:
@@ -57,26 +60,24 @@ class TestMatcher:
         matcher = grammars.matcher(Grammar(Kind.REGEX, "ab?"), (END_ID, 7))
         seen = []
         for token in b"ab":
-            [mask] = masks([matcher])
-            assert mask is not None
-            seen.append((allowed(mask & ~(1 << 7)), bool(mask >> END_ID & 1), bool(mask >> 7 & 1)))
+            seen.append(allowed(masks([matcher])[0]))
             matcher.accept(token)
-        assert seen == [(b"a", False, False), (b"b", True, True)]
+        assert seen == [{ord("a")}, {ord("b"), END_ID, 7}]
         assert matcher.finished
 
     def test_an_end_of_text_that_is_no_end_here_is_never_allowed(self, grammars: Grammars) -> None:
         """`ignore_eos`: only the stop ids of the user end the text."""
         matcher = grammars.matcher(Grammar(Kind.REGEX, "a+"), (ord("!"),))
         matcher.accept(ord("a"))
-        [mask] = masks([matcher])
-        assert mask == 1 << ord("a") | 1 << ord("!")
+        assert allowed(masks([matcher])[0]) == {ord("a"), ord("!")}
 
     def test_several_stand_each_in_its_own_place(self, grammars: Grammars) -> None:
         grammar = Grammar(Kind.REGEX, "abc")
         first, second = (grammars.matcher(grammar, ()) for _ in range(2))
         first.accept(ord("a"))
-        assert [allowed(mask) for mask in masks([first, second])] == [b"b", b"a"]
-        assert masks([None, second, None]) == [None, 1 << ord("a"), None]
+        assert [allowed(mask) for mask in masks([first, second])] == [{ord("b")}, {ord("a")}]
+        before, found, after = masks([None, second, None])
+        assert (before, allowed(found), after) == (None, {ord("a")}, None)
         assert masks([None, None]) == [None, None]
 
     def test_a_token_that_is_not_allowed_is_an_error(self, grammars: Grammars) -> None:
@@ -88,7 +89,7 @@ class TestMatcher:
     def test_a_grammar_without_a_next_token_is_an_error(self, grammars: Grammars) -> None:
         matcher = grammars.matcher(Grammar(Kind.REGEX, "a*"), ())
         matcher.accept(ord("a"))
-        assert masks([matcher]) == [1 << ord("a")]
+        assert allowed(masks([matcher])[0]) == {ord("a")}
         empty = grammars.matcher(Grammar(Kind.LARK, 'start: ""'), ())
         with pytest.raises(GrammarFailed, match="no token follows"):
             masks([empty])
@@ -101,6 +102,30 @@ class TestMatcher:
         matcher = grammars.matcher(Grammar(Kind.JSON, '{"type":"object"}'), (END_ID,))
         matcher.accept(ord("{"))
         assert matcher.parses(text) is parses
+
+    def test_a_vocabulary_that_ends_inside_a_byte_has_no_bit_behind_it(self, tokenizer: Tokenizer) -> None:
+        for size in (257, 258, 261, 262):
+            matcher = Grammars(tokenizer, size).matcher(Grammar(Kind.REGEX, "[^b]*"), (256,))
+            [mask] = masks([matcher])
+            assert mask is not None
+            assert len(mask) == 33
+            assert 256 in {256 + bit for bit in range(8) if mask[32] >> bit & 1} <= {256}
+
+    def test_a_grammar_too_large_for_its_first_step_is_refused(
+        self, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "LIMITS", LLParserLimits(step_max_items=1))
+        with pytest.raises(GrammarError, match="Too many items"):
+            grammars.matcher(Grammar(Kind.LARK, 'start: a b\na: "x"? "y"?\nb: "z"? a?'), ())
+
+    def test_a_text_that_grows_past_the_limits_fails_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "LIMITS", LLParserLimits(max_items_in_row=9))
+        bench = make_bench(scripted([97]))
+        bench.add("deep", "p", guided_grammar='start: "a" start "b"? | "a" start "c"? | "a"', max_tokens=30)
+        bench.add("other", "p", max_tokens=30)
+        outputs = bench.run()
+        assert (outputs["deep"].error or "").startswith("the grammar can't be followed any further: Parser Error")
+        assert outputs["other"].finish_reason is FinishReason.LENGTH
 
 
 class TestCache:
@@ -146,7 +171,7 @@ class TestCache:
         for thread in threads:
             thread.join()
         assert len(found) == 12
-        assert all(text == b"%d" % number for number, text in found)
+        assert all(tokens == {ord(str(number))} for number, tokens in found)
 
 
 class TestOutputs:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.fake import END_ID
+from engine.grammar import bits
 from engine.params import SamplingParams
-from engine.rules import TokenRules, bits
+from engine.rules import TokenRules
 from engine.sequence import TokenSequence
 from kernels.sampling import Adjustment
 from tests.unit.engine.bench import make_bench, scripted
@@ -31,9 +32,11 @@ def allowed_of(adjustment: Adjustment | None) -> set[int]:
     return {token for token in range(8 * len(adjustment.allowed)) if mask >> token & 1}
 
 
-@given(st.sets(st.integers(0, 5000)))
-def test_bits_are_those_of_the_ids(ids: set[int]) -> None:
-    assert bits(ids) == sum(1 << token for token in ids)
+@given(ids=st.sets(st.integers(0, 5000)), vocab_size=st.integers(5001, 5020))
+def test_bits_are_those_of_the_ids(ids: set[int], vocab_size: int) -> None:
+    mask = bits(ids, vocab_size)
+    assert len(mask) == -(-vocab_size // 8)
+    assert int.from_bytes(mask.tobytes(), "little") == sum(1 << token for token in ids)
 
 
 def test_a_request_without_any_has_none() -> None:
@@ -122,7 +125,7 @@ class TestContradictions:
         self, allowed: Any, ends: tuple[int, ...], words: list[list[int]], mask: set[int] | None, left: set[int]
     ) -> None:
         made = TokenRules(SamplingParams(allowed_token_ids=allowed), VOCAB, words)
-        adjustment, banned = made.apply([1], 1, ends, None if mask is None else bits(mask))
+        adjustment, banned = made.apply([1], 1, ends, None if mask is None else bits(mask, VOCAB))
         assert (allowed_of(adjustment), banned) == (left, ())
 
     def test_bad_words_that_are_the_whole_vocabulary_are_no_ban(self) -> None:
@@ -137,7 +140,7 @@ class TestContradictions:
         words = [[word] for word in data.draw(st.sets(ids))]
         ends = tuple(data.draw(st.sets(ids, max_size=7)))
         made = TokenRules(SamplingParams(allowed_token_ids=allowed and tuple(allowed)), 8, words)
-        adjustment, banned = made.apply([1], 1, ends, None if mask is None else bits(mask))
+        adjustment, banned = made.apply([1], 1, ends, None if mask is None else bits(mask, 8))
         if allowed is None and mask is None:
             assert (adjustment, len(set(banned)) < 8) == (None, True)
             assert set(ends) <= set(banned)

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.protocol import Kernels
-from kernels.reference import ReferenceKernels
 from kernels.reference_sampling import HEAD_TOKENS
 from kernels.sampling import Adjustment, SamplingBatch, choice_seed, uniform
 
@@ -268,10 +267,9 @@ class TestAdjustments:
         adjustment = Adjustment(bias=((3, 100.0),), allowed=packed)
         assert set(self.adjusted(kernels, row, adjustment, banned=(3,), temperature=1.0)) == {4}
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
-    def test_any_mixture_is_its_definition(self, data: st.DataObject) -> None:
-        kernels = ReferenceKernels(torch.device("cpu"))
+    def test_any_mixture_is_its_definition(self, kernels: Kernels, data: st.DataObject) -> None:
         ids = st.integers(0, VOCAB - 1)
         tokens = data.draw(st.lists(st.integers(0, 20), max_size=30))
         adjustment = Adjustment(
@@ -349,14 +347,15 @@ class TestLogprobs:
         assert report is not None
         assert [token for token, _ in report.top] == [0, 1, 2, 3, 4]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         row=st.lists(st.sampled_from([-1e30, -50.0, -1.0, 0.0, 0.5, 30.0]), min_size=1, max_size=40),
         count=st.integers(0, 20),
         data=st.data(),
     )
-    def test_any_row_is_its_definition(self, row: list[float], count: int, data: st.DataObject) -> None:
-        kernels = ReferenceKernels(torch.device("cpu"))
+    def test_any_row_is_its_definition(
+        self, kernels: Kernels, row: list[float], count: int, data: st.DataObject
+    ) -> None:
         token = data.draw(st.integers(0, len(row) - 1))
         rows = torch.tensor([row])
         [report] = kernels.sample(rows.clone(), batch(1, logprobs=count, forced=(token,))).logprobs or []
@@ -392,11 +391,10 @@ def test_a_part_of_a_batch_has_its_rows_alone(kernels: Kernels) -> None:
     assert (whole.part(3, 3).seed, whole.part(0, 2).adjust) == ((), None)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_greedy_rows_are_the_same_beside_any_mixture(data: st.DataObject) -> None:
+def test_greedy_rows_are_the_same_beside_any_mixture(kernels: Kernels, data: st.DataObject) -> None:
     """https://github.com/vllm-project/vllm/issues/5404"""
-    kernels = ReferenceKernels(torch.device("cpu"))
     count = data.draw(st.integers(1, 8))
     greedy = [data.draw(st.booleans()) for _ in range(count)]
     column: dict[str, list[Any]] = {name: [] for name in ("temperature", "top_k", "top_p", "min_p", "adjust")}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from text.grammar import MOST_CHARS, Grammar, GrammarError, Kind, grammar_of
+from text.grammar import Grammar, GrammarError, Kind, grammar_of
 
 
 @dataclass
@@ -69,10 +69,14 @@ def test_a_request_may_ask_for_none(asked: Asked) -> None:
         (Asked(guided_regex="("), "guided_regex", "unclosed group"),
         (Asked(guided_regex="(?=a)b"), "guided_regex", "look-around"),
         (Asked(guided_regex="\ud800"), "guided_regex", "surrogates"),
-        (Asked(guided_regex="a" * (MOST_CHARS + 1)), "guided_regex", "65537 characters, and may have 65536"),
+        (Asked(guided_regex="a" * 8193), "guided_regex", "8193 characters, and may have 8192"),
+        (Asked(guided_grammar="start: " + "a" * 16_384), "guided_grammar", "16391 characters, and may have 16384"),
+        (json_schema({"enum": ["x" * 65_536]}), "response_format", "65549 characters, and may have 65536"),
+        (json_schema({"pattern": "[a-z]*" * 1500}), "response_format", "more than 8192 characters"),
+        (json_schema({"pattern": '"' * 8193}), "response_format", "more than 8192 characters"),
         (Asked(guided_grammar="start: nope"), "guided_grammar", 'unknown name: "nope"'),
         (Asked(guided_grammar="%%%"), "guided_grammar", "error"),
-        (Asked(guided_grammar="start: " + "(" * 9000 + '"a"' + ")" * 9000), "guided_grammar", "nested"),
+        (Asked(guided_grammar="start: " + "(" * 8000 + '"a"' + ")" * 8000), "guided_grammar", "nested"),
         (Asked(guided_choice=["\ud800"]), "guided_choice", "surrogates"),
         (json_schema({"type": "strin"}), "response_format", "strin"),
         (json_schema({"not": {"type": "string"}}), "response_format", "not"),
@@ -93,9 +97,9 @@ def test_what_cannot_be_compiled_is_refused_by_name(asked: Asked, param: str, sa
     "asked",
     [
         Asked(guided_regex="(.{1,1000}){1,1000}"),
-        Asked(guided_regex="(a|b|ab)*" * 5000),
+        Asked(guided_regex="(a|b|ab)*" * 900),
         Asked(guided_regex="\\w{1,60000}"),
-        Asked(guided_grammar="start: start start | " + " | ".join(json.dumps(f"w{i}") for i in range(4000))),
+        Asked(guided_grammar="start: start start | " + " | ".join(json.dumps(f"w{i}") for i in range(1500))),
         json_schema({"enum": [f"value {i}" for i in range(3000)]}),
         json_schema({"type": "array", "minItems": 10**6, "items": {"type": "string", "minLength": 10**6}}),
         json_schema({"allOf": [{"anyOf": [{"minLength": 10 * i + j} for j in range(10)]} for i in range(10)]}),
