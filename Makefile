@@ -39,13 +39,27 @@ bench-peers: $(VENV)/.tested ## Install vLLM and build llama.cpp into .bench, to
 bench: $(VENV)/.tested ## Headrace beside what people run today; writes bench/RESULTS.md
 	$(BIN)/python bench/engine.py
 
-SANITIZED := $(CXX) -std=c++17 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -pthread -Ikernels/cpu/src \
-  kernels/cpu/src/*.cpp tests/native/*.cpp
+sanitize: build/sanitize-address build/sanitize-thread ## The CPU library's C++ under the address, undefined-behaviour and thread sanitizers
+	build/sanitize-address
+	build/sanitize-thread
 
-sanitize: ## The CPU library's C++ under the address, undefined-behaviour and thread sanitizers
-	@mkdir -p build
-	$(SANITIZED) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/sanitize-address && build/sanitize-address
-	$(SANITIZED) -fsanitize=thread -o build/sanitize-thread && build/sanitize-thread
+NATIVE := $(wildcard kernels/cpu/src/*.cpp tests/native/*.cpp)
+NATIVE_HEADERS := $(wildcard kernels/cpu/src/*.h tests/native/*.h)
+SANITIZED = $(CXX) -std=c++17 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -pthread -Ikernels/cpu/src -fno-sanitize-recover=all
+
+build/sanitize-address: $(NATIVE:%.cpp=build/address/%.o)
+	$(SANITIZED) -fsanitize=address,undefined $^ -o $@
+
+build/sanitize-thread: $(NATIVE:%.cpp=build/thread/%.o)
+	$(SANITIZED) -fsanitize=thread $^ -o $@
+
+build/address/%.o: %.cpp $(NATIVE_HEADERS)
+	@mkdir -p $(@D)
+	$(SANITIZED) -fsanitize=address,undefined -c $< -o $@
+
+build/thread/%.o: %.cpp $(NATIVE_HEADERS)
+	@mkdir -p $(@D)
+	$(SANITIZED) -fsanitize=thread -c $< -o $@
 
 redis-server:
 	@command -v redis-server >/dev/null || { \
