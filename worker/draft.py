@@ -13,7 +13,8 @@ from ledger.contract import ClaimResult, Lease, Outcome
 from worker.result import job_result
 from worker.slot import Cause, Stop
 
-_PRIORITY = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+PRIORITY_NUMBERS = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
+"""As the engine counts classes: the lowest is the most urgent."""
 _STOPPED = {
     Cause.CANCELLED: (JobStatus.CANCELLED, Reason.CANCELLED),
     Cause.EXPIRED: (JobStatus.EXPIRED, Reason.DEADLINE_EXCEEDED),
@@ -61,7 +62,7 @@ class ClaimedJob:
             params,
             prompt,
             messages or None,
-            priority=_PRIORITY[asked.priority],
+            priority=PRIORITY_NUMBERS[asked.priority],
             tenant=asked.tenant,
             deadline_s=self.deadline_s,
             namespace=asked.tenant,

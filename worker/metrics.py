@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from engine.contract import EngineStats
 from engine.request import TokenDelta
 from ledger.contract import Outcome
+from worker.draft import PRIORITY_NUMBERS
 
 log = get_logger(__name__)
 
@@ -84,16 +85,29 @@ class _EngineCollector(Collector):
             ("headrace_engine_waiting", "Requests that wait for a sequence", now.waiting),
             ("headrace_engine_sequences_max", "Sequences that the engine admits at once", now.max_num_seqs),
             ("headrace_engine_pages_total", "Pages of the KV pool", now.pages_total),
-            ("headrace_engine_pages_free", "Free pages of the KV pool", now.pages_free),
+            ("headrace_engine_pages_free", "Pages of the KV pool that no request holds", now.pages_free),
+            ("headrace_engine_pages_swapped", "Pages of preempted requests in the host's memory", now.swapped_pages),
+            ("headrace_engine_fragmentation", "Share of free places in the KV memory in use", now.fragmentation),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["model"])
             gauge.add_metric([self._model], value)
             yield gauge
+        for name, text, classes in (
+            ("headrace_engine_running_by_priority", "Sequences in the engine, by class", now.running_by_priority),
+            ("headrace_engine_waiting_by_priority", "Sequences that wait, by class", now.waiting_by_priority),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["model", "priority"])
+            for priority, number in PRIORITY_NUMBERS.items():
+                gauge.add_metric([self._model, priority.value], classes.get(number, 0))
+            yield gauge
         for name, text, value in (
             ("headrace_engine_steps", "Steps of the engine", now.steps),
-            ("headrace_prompt_tokens", "Prompt tokens computed", now.prompt_tokens),
+            ("headrace_prompt_tokens", "Prompt tokens of admitted requests", now.prompt_tokens),
+            ("headrace_prompt_tokens_cached", "Prompt tokens that were found computed", now.cached_tokens),
             ("headrace_generation_tokens", "Tokens generated", now.generation_tokens),
             ("headrace_preemptions", "Sequences that gave way to others", now.preemptions),
+            ("headrace_swaps", "Preempted sequences whose KV was copied to the host", now.swaps),
+            ("headrace_cache_evictions", "Cached pages that gave way to others", now.evictions),
         ):
             counter = CounterMetricFamily(name, text, labels=["model"])
             counter.add_metric([self._model], value)

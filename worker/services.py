@@ -15,7 +15,7 @@ from headrace.contract import ModelCard
 from engine.config import EngineConfig
 from ledger.contract import LedgerProtocol, LedgerUnavailable
 from settings import Settings
-from worker.draft import Identity
+from worker.draft import PRIORITY_NUMBERS, Identity
 from worker.listener import Listener
 from worker.metrics import Metrics, serve_metrics
 from worker.telemetry import Telemetry
@@ -71,6 +71,14 @@ class Services:
                 "steps": now.steps,
                 "generation_tokens": now.generation_tokens,
                 "preemptions": now.preemptions,
+                "swaps": now.swaps,
+                "pages_swapped": now.swapped_pages,
+                "evictions": now.evictions,
+                "cached_tokens": now.cached_tokens,
+                "prefix_hit_rate": round(now.prefix_hit_rate, 3),
+                "fragmentation": round(now.fragmentation, 3),
+                "running_by_priority": _by_name(now.running_by_priority),
+                "waiting_by_priority": _by_name(now.waiting_by_priority),
             },
         }
 
@@ -98,6 +106,10 @@ def _done(name: str, stop: Callable[[], None]) -> bool:
         log.critical("%s failed as the worker stopped", name, exc_info=True)
         return False
     return True
+
+
+def _by_name(classes: dict[int, int]) -> dict[str, int]:
+    return {priority.value: classes.get(number, 0) for priority, number in PRIORITY_NUMBERS.items()}
 
 
 def engine_config(settings: Settings) -> EngineConfig:

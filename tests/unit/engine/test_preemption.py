@@ -6,8 +6,6 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.fake import FakeModel
 from engine.memory import Page, PagePool
@@ -56,51 +54,6 @@ class TestOutputs:
         outputs = bench.run()
         assert outputs["low"].metrics.preemptions == 3
         assert outputs["low"].token_ids == expected("low priority", 60)
-
-    REQUESTS = st.lists(
-        st.tuples(st.integers(1, 40), st.integers(1, 30), st.integers(0, 2), st.sampled_from("ab")),
-        min_size=1,
-        max_size=8,
-    )
-
-    @settings(max_examples=60, deadline=None)
-    @given(
-        data=st.data(),
-        requests=REQUESTS,
-        pages=st.integers(18, 40),
-        budget=st.sampled_from([1, 7, 16, 17, 10_000]),
-        share=st.sampled_from([0.1, 0.5, 1.0]),
-        seqs=st.integers(1, 8),
-        swap=st.sampled_from(list(SWAPS.values())),
-        caching=st.booleans(),
-    )
-    def test_are_those_of_each_request_alone_whatever_happens(
-        self,
-        data: st.DataObject,
-        requests: list[tuple[int, int, int, str]],
-        pages: int,
-        budget: int,
-        share: float,
-        seqs: int,
-        swap: int,
-        caching: bool,
-    ) -> None:
-        """https://github.com/vllm-project/vllm/issues/16832, https://github.com/vllm-project/vllm/issues/5952"""
-        bench = make_bench(
-            pages=pages,
-            max_num_batched_tokens=budget,
-            max_num_seqs=seqs,
-            prefill_share=share,
-            swap_space_bytes=swap,
-            enable_prefix_caching=caching,
-        )
-        for number, (prompt, output, priority, letter) in enumerate(requests):
-            bench.add(str(number), letter * prompt, priority=priority, tenant=letter, max_tokens=output)
-            for _ in range(data.draw(st.integers(0, 5))):
-                bench.step()
-        outputs = bench.run()
-        for number, (prompt, output, _, letter) in enumerate(requests):
-            assert outputs[str(number)].token_ids == expected(letter * prompt, output)
 
 
 class TestAbort:

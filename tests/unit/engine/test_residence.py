@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.engine import TIDY_EVERY
 from engine.fake import FakeModel, FakeStorage
 from engine.memory.budget import NoRoom
 from engine.memory.machine import DeviceMemory
@@ -202,6 +203,20 @@ def test_idle_memory_is_compacted_past_thirty_percent_and_empty_extents_are_give
     assert memory.pool.fragmentation <= 0.3
     assert memory.pool.extents.buddy.take_stale() == []
     bench.run()
+
+
+def test_a_busy_engine_moves_its_pages_together_between_steps() -> None:
+    bench = bench_of(400, enable_prefix_caching=False, max_seq_len=160)
+    for number in range(8):
+        bench.add(str(number), "p" * 12, max_tokens=60 if number % 4 else 100)
+    while bench.engine.stats().steps < TIDY_EVERY - 1:
+        bench.step()
+    memory: Residence = bench.engine._memory
+    assert memory.pool.fragmentation > 0.3
+    before = memory.pool.extents.leased
+    bench.step()
+    assert memory.pool.extents.leased < before
+    assert {bench.run()[name].text for name in "04"} == {expected("p" * 12, 100)}
 
 
 def test_a_step_without_memory_gives_back_what_is_only_cached() -> None:

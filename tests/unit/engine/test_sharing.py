@@ -200,3 +200,15 @@ def test_check_sees_a_page_that_nobody_will_compute() -> None:
     sharing.check([sequence])
     with pytest.raises(AssertionError, match="doesn't run"):
         sharing.check([])
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_completions_of_one_prompt_compute_it_once(caching: bool) -> None:
+    """Without a prefix cache they share among themselves and with nobody else."""
+    bench, model = counting_bench(enable_prefix_caching=caching)
+    bench.add("a", PREFIX, n=4, max_tokens=1)
+    bench.run()
+    assert model.computed == 48 + 3 * 4
+    bench.add("b", PREFIX, n=4, max_tokens=1)
+    bench.run()
+    assert model.computed == (60 + 4 * 4 if caching else 2 * 60)
