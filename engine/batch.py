@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from engine.memory import Page
@@ -112,6 +113,9 @@ class Model(Protocol):
         ...
 
 
+_page_id = attrgetter("id")
+
+
 def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
     """The flat form of a plan's chunks. Lists of the sequences are referred to, not copied."""
     token_ids: list[int] = []
@@ -138,7 +142,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         slots=slots,
         query_start=query_start,
         context_len=[chunk.end for chunk in chunks],
-        block_tables=[[page.id for page in chunk.sequence.pages] for chunk in chunks],
+        block_tables=[list(map(_page_id, chunk.sequence.pages)) for chunk in chunks],
         sample_rows=rows.flat,
         sampling=rows.sampling(),
         known_tokens=[chunk.sequence.tokens for chunk in chunks],

@@ -284,12 +284,10 @@ class Engine:
         size = len(chunks)
         self._counters.max_batch_size = max(self._counters.max_batch_size, size)
         row = 0
-        for chunk in chunks:
-            sequence = chunk.sequence
+        for (sequence, start, end), samples in zip(chunks, self._scheduler.commit(chunks), strict=True):
             generation = self._live[sequence.id]
             generation.count_step(size)
-            samples, scores = chunk.samples, len(sequence.unscored(chunk.start, chunk.end))
-            self._scheduler.commit(chunk)
+            scores = len(sequence.unscored(start, end)) if sequence.prompt_logprobs >= 0 else 0
             if scores:
                 generation.score(sampled.reports(row, row + scores))
                 row += scores

@@ -56,8 +56,7 @@ class RequestMetrics:
     max_batch_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """What one step added to a request's output: complete characters only, never part of a stop string."""
 
     request_id: str

@@ -31,9 +31,10 @@ class Rows:
     def add(self, chunk: Chunk, first: int) -> None:
         """The rows of a chunk that begins at row `first` of the flat batch."""
         sequence, start, end = chunk
-        for position in sequence.unscored(start, end):
-            self.flat.append(first + position - 1 - start)
-            self._rows.append(Row(sequence, position, sequence.tokens[position]))
+        if sequence.prompt_logprobs >= 0:
+            for position in sequence.unscored(start, end):
+                self.flat.append(first + position - 1 - start)
+                self._rows.append(Row(sequence, position, sequence.tokens[position]))
         if chunk.samples:
             self.flat.append(first + end - 1 - start)
             self._rows.append(Row(sequence, end, -1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
@@ -97,25 +98,34 @@ class Scheduler:
         budget = self.budget.tokens
         chunks: list[Chunk] = []
         longer: list[TokenSequence] = []
+        page_size = self.pool.page_size
         for sequence in tuple(self.running):
-            if not sequence.pages:
+            pages, known, computed = len(sequence.pages), len(sequence.tokens), sequence.computed
+            if not pages:
                 continue  # preempted by one before it
-            if sequence.remaining > 1:
+            if known - computed > 1:
                 longer.append(sequence)
-            elif budget and self._grow(sequence, now_s, preempted):
-                chunks.append(Chunk(sequence, sequence.computed, sequence.computed + 1))
+            elif budget and (known <= pages * page_size or self._grow(sequence, now_s, preempted)):
+                chunks.append(Chunk(sequence, computed, known))
                 budget -= 1
         if longer:
             chunks += self._prefill(longer, self.budget.prompts(len(chunks)))
         return Plan(tuple(chunks), tuple(admitted), tuple(preempted))
 
-    def commit(self, chunk: Chunk) -> None:
-        """Note that the KV of a chunk's tokens is written."""
-        sequence = chunk.sequence
-        sequence.computed = chunk.end
-        self.sharing.publish(sequence)
-        if chunk.samples:
-            self.shares.charge(sequence.tenant, 1)
+    def commit(self, chunks: Sequence[Chunk]) -> list[bool]:
+        """Note that the KV of these chunks' tokens is written; which of them bring a new token, before it is known."""
+        page_size = self.pool.page_size
+        samples = [chunk.samples for chunk in chunks]
+        given: dict[str, int] = {}
+        for (sequence, _, end), brings_token in zip(chunks, samples, strict=True):
+            sequence.computed = end
+            if end // page_size > sequence.shared_pages and sequence.root is not None:
+                self.sharing.publish(sequence)
+            if brings_token:
+                given[sequence.tenant] = given.get(sequence.tenant, 0) + 1
+        for tenant, tokens in given.items():
+            self.shares.charge(tenant, tokens)
+        return samples
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -248,8 +258,6 @@ class Scheduler:
 
     def _grow(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> bool:
         """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""
-        if len(sequence.tokens) <= len(sequence.pages) * self.pool.page_size:
-            return True
         while not self.pool.available:
             victim = self.running[-1]
             if victim is sequence:

@@ -49,10 +49,8 @@ class PrefixSharing:
                 self._coming.setdefault(page_hash, sequence)
 
     def publish(self, sequence: TokenSequence) -> None:
-        """Let others find the pages whose tokens are computed."""
+        """Let others find the pages whose tokens are computed, if it shares any."""
         whole = sequence.computed // self._pool.page_size
-        if sequence.root is None or whole <= sequence.shared_pages:
-            return
         hashes = sequence.page_hashes(self._pool.page_size)
         for index in range(sequence.shared_pages, whole):
             self._pool.publish(sequence.pages[index], hashes[index])

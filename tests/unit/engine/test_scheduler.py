@@ -47,8 +47,7 @@ class Bench:
         self.preempted += len(plan.preempted)
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            samples = chunk.samples
-            self.scheduler.commit(chunk)
+            [samples] = self.scheduler.commit([chunk])
             if samples:
                 sequence.tokens.append(0)
                 if len(sequence.tokens) == sequence.max_len:
