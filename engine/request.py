@@ -56,7 +56,8 @@ class RequestMetrics:
     max_batch_size: int | None = None
 
 
-class TokenDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
     """What one step added to a request's output: complete characters only, never part of a stop string."""
 
     request_id: str
