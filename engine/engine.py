@@ -167,6 +167,7 @@ class Engine:
             self._record(choices)
         self._requests.clear()
         self._live.clear()
+        self._failed.clear()
         self._deadlines.clear()
         cap = self._scheduler.max_num_seqs
         self._memory.swap.clear()

@@ -2,77 +2,81 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from engine.grammar import masks
 from engine.scheduler import Chunk
 from engine.sequence import GREEDY, TokenSequence
 from kernels.sampling import Adjustment, SamplingBatch
 
 
-class Row(NamedTuple):
-    """One row of logits of a sequence."""
-
-    sequence: TokenSequence
-    position: int
-    """Of the token that it gives."""
-    forced: int
-    """The token of the prompt that it scores, -1 if one is sampled."""
-
-
 class Rows:
-    """S rows of a step; those of a chunk stand together, in the order of their positions."""
+    """S rows of a step; those of a chunk stand together, in the order of their positions.
+
+    Most rows of most steps are sampled and have no rules: for them this is a few lists.
+    """
 
     def __init__(self) -> None:
         self.flat: list[int] = []
         """[S] where each stands in the flat batch."""
-        self._rows: list[Row] = []
+        self._sequences: list[TokenSequence] = []
+        self._positions: list[int] = []
+        self._forced: list[int] = []
+        """[S] the token of the prompt that a row scores, -1 if one is sampled."""
+        self._scores = False
 
     def add(self, chunk: Chunk, first: int) -> None:
         """The rows of a chunk that begins at row `first` of the flat batch."""
         sequence, start, end = chunk
         if sequence.prompt_logprobs >= 0:
             for position in sequence.unscored(start, end):
-                self.flat.append(first + position - 1 - start)
-                self._rows.append(Row(sequence, position, sequence.tokens[position]))
+                self._scores = True
+                self._append(first + position - 1 - start, sequence, position, sequence.tokens[position])
         if chunk.samples:
-            self.flat.append(first + end - 1 - start)
-            self._rows.append(Row(sequence, end, -1))
+            self._append(first + end - 1 - start, sequence, end, -1)
+
+    def _append(self, flat: int, sequence: TokenSequence, position: int, forced: int) -> None:
+        self.flat.append(flat)
+        self._sequences.append(sequence)
+        self._positions.append(position)
+        self._forced.append(forced)
 
     def sampling(self) -> SamplingBatch:
         """Parameters of all rows, in columns. Raises `GrammarFailed` if a grammar leaves no token."""
-        rows = self._rows
-        if not rows:
+        sequences = self._sequences
+        if not sequences:
             return SamplingBatch((), (), (), (), (), (), ())
-        how = [row.sequence.sampling if row.forced < 0 else GREEDY for row in rows]
+        how = [sequence.sampling for sequence in sequences]
+        counts = [sequence.logprobs for sequence in sequences]
+        banned = [sequence.banned for sequence in sequences]
+        if self._scores:
+            for row, (sequence, forced) in enumerate(zip(sequences, self._forced, strict=True)):
+                if forced >= 0:
+                    how[row], counts[row], banned[row] = GREEDY, sequence.prompt_logprobs, ()
         temperature, top_k, top_p, min_p, seed = zip(*how, strict=True)
-        scores = max(row.forced for row in rows) >= 0
-        counts = [row.sequence.logprobs if row.forced < 0 else row.sequence.prompt_logprobs for row in rows]
-        adjust, banned = self._rules()
+        adjust = self._apply_rules(banned)
         return SamplingBatch(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             seed=seed,
-            position=tuple([row.position for row in rows]),
-            banned=banned,
+            position=tuple(self._positions),
+            banned=tuple(banned),
             adjust=adjust,
-            forced=tuple([row.forced for row in rows]) if scores else None,
+            forced=tuple(self._forced) if self._scores else None,
             logprobs=tuple(counts) if max(counts) >= 0 else None,
         )
 
-    def _rules(self) -> tuple[tuple[Adjustment | None, ...] | None, tuple[tuple[int, ...], ...]]:
-        """[S] adjustments, or None if no row has any, and [S] bans."""
-        rows = self._rows
-        banned = [row.sequence.banned if row.forced < 0 else () for row in rows]
-        rules = [row.sequence.rules if row.forced < 0 else None for row in rows]
+    def _apply_rules(self, banned: list[tuple[int, ...]]) -> tuple[Adjustment | None, ...] | None:
+        """[S] adjustments, or None if no row has any; what may not come is added to `banned` [S]."""
+        rules = [sequence.rules for sequence in self._sequences]
         if not any(rules):
-            return None, tuple(banned)
-        adjust: list[Adjustment | None] = [None] * len(rows)
+            return None
+        if self._scores:
+            rules = [rule if forced < 0 else None for rule, forced in zip(rules, self._forced, strict=True)]
+        adjust: list[Adjustment | None] = [None] * len(rules)
         allowed = masks([None if rule is None else rule.matcher for rule in rules])
-        for i, (row, rule) in enumerate(zip(rows, rules, strict=True)):
+        for row, (sequence, rule) in enumerate(zip(self._sequences, rules, strict=True)):
             if rule is not None:
-                sequence = row.sequence
-                adjust[i], banned[i] = rule.apply(sequence.tokens, sequence.prompt_tokens, banned[i], allowed[i])
-        return tuple(adjust), tuple(banned)
+                tokens, prompt = sequence.tokens, sequence.prompt_tokens
+                adjust[row], banned[row] = rule.apply(tokens, prompt, banned[row], allowed[row])
+        return tuple(adjust)

@@ -29,6 +29,24 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "temperature": 0.2,
     },
     "text": {"model": "smollm2-135m", "prompt": "Once upon a time", "max_tokens": 32, "seed": 7, "priority": "low"},
+    "JSON that follows a schema, twice": {
+        "model": "smollm2-135m",
+        "messages": [{"role": "user", "content": "A city on two rivers, as JSON."}],
+        "n": 2,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "city",
+                "schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+            },
+        },
+    },
+    "a text to be scored": {
+        "model": "smollm2-135m",
+        "prompt": "The capital of France is Paris.",
+        "max_tokens": 0,
+        "prompt_logprobs": 3,
+    },
     "with a deadline": {
         "model": "smollm2-135m",
         "prompt": "Name three rivers.",
