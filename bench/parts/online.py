@@ -22,8 +22,8 @@ def measure(bench: Bench) -> None:
     part = Part()
     rates = RATES[:1] if bench.quick else RATES
     with Sides(bench.chosen(bench.roster.servers())) as sides:
-        for rate in (rates[0], *rates):
-            warm = rate == rates[0] and not part.sides
+        for number, rate in enumerate((rates[0], *rates)):
+            warm = number == 0
             arrivals = poisson(bench, rate, 4 if warm or bench.quick else REQUESTS)
             for name in sides.names:
                 quiet = bench.quiet()

@@ -43,6 +43,7 @@ def test_every_part_runs_and_is_recorded(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "results.json").read_text())
     assert set(found["parts"]) == {"w1", "w2", "w3", "start", "jobs", "stall", "online", "sweep", "naive"}
     for name, part in found["parts"].items():
+        assert part["sides"], f"nobody took part in {name}"
         for side, result in part["sides"].items():
             assert result["samples"], f"{side} did nothing in {name}"
             assert result["versions"], side
