@@ -40,7 +40,7 @@ def measure(bench: Bench) -> None:
                         f" (p99 {sample['first_token_p99_ms']:.0f}), between {sample['itl_p50_ms']:.1f}"
                         f" (p99 {sample['itl_p99_ms']:.1f})"
                     )
-    part.facts = bench.facts(requests=REQUESTS, max_tokens=NEW_TOKENS, failed=sides.failed)
+    part.facts = bench.facts(requests=4 if bench.quick else REQUESTS, max_tokens=NEW_TOKENS, failed=sides.failed)
     bench.results.record("online", part)
 
 
