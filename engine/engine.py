@@ -115,8 +115,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         scheduler = self._scheduler
-        waiting = len(scheduler.waiting) > 0 and scheduler.max_num_seqs > 0
-        runs = not self._memory.asleep and (scheduler.running or waiting)
+        waiting = len(scheduler.waiting) > 0 and scheduler.admission.max_num_seqs > 0
+        runs = not self._memory.asleep and (len(scheduler.running) or waiting)
         return bool(runs or self._finished or self.rest_s() == 0)
 
     def rest_s(self) -> float | None:
@@ -143,7 +143,7 @@ class Engine:
             if self._counters.steps % TIDY_EVERY == 0:
                 self._memory.tidy()
             tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
-            self._scheduler.preemption.note_step(tokens, self._counters.last_step_s - now_s)
+            self._scheduler.running.preemption.note_step(tokens, self._counters.last_step_s - now_s)
         return self.report(admitted)
 
     def report(self, admitted: tuple[tuple[str, float], ...] = ()) -> StepResult:
@@ -169,15 +169,15 @@ class Engine:
         self._live.clear()
         self._failed.clear()
         self._deadlines.clear()
-        cap = self._scheduler.max_num_seqs
+        cap = self._scheduler.admission.max_num_seqs
         self._memory.swap.clear()
         self._scheduler = Scheduler(self._memory.fresh_pool(), self._config, self._memory.swap)
-        self._scheduler.max_num_seqs = cap
+        self._scheduler.admission.max_num_seqs = cap
         return self.report()
 
     def set_max_num_seqs(self, n: int) -> None:
         """Admission cap from now on; running requests are not touched."""
-        self._scheduler.max_num_seqs = n
+        self._scheduler.admission.max_num_seqs = n
 
     def set_kv_bytes(self, kv_bytes: int) -> None:
         """Change the size of the KV memory; requests for which there is no room any more make way.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from ledger import Ledger
@@ -30,6 +31,8 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         # The suite was started in the background. Its children would inherit an ignored signal, but not a handler.
         signal.signal(_number, lambda *_: None)
 wait_briefly()
+settings.register_profile("correctness", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("correctness")  # a busy machine is no failure: speed is measured elsewhere
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

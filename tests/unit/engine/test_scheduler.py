@@ -68,7 +68,7 @@ class Bench:
             assert sequence.computed == start < end <= len(sequence.tokens)
             slots |= {sequence.pages[at // scheduler.pool.page_size].id * 1000 + at for at in range(start, end)}
         assert len(slots) == sum(chunk.end - chunk.start for chunk in plan.chunks)
-        assert bool(plan.chunks) == bool(scheduler.running)
+        assert bool(plan.chunks) == bool(len(scheduler.running))
         assert all(sequence in scheduler.waiting for sequence in plan.preempted)
         worst_running = max((sequence.rank for sequence in scheduler.running), default=(0, 0))
         assert all(sequence.rank > worst_running or plan.admitted for sequence in plan.preempted)
@@ -261,14 +261,14 @@ def test_running_requests_are_not_touched_when_the_cap_falls() -> None:
     for _ in range(4):
         bench.add(prompt=4, output=8)
     bench.step()
-    bench.scheduler.max_num_seqs = 1
+    bench.scheduler.admission.max_num_seqs = 1
     late = bench.add(prompt=4)
     plan = bench.step()
     assert (len(plan.chunks), plan.preempted, plan.admitted) == (4, (), ())
-    bench.scheduler.max_num_seqs = 0
+    bench.scheduler.admission.max_num_seqs = 0
     bench.add(prompt=4, priority=-1)
     assert bench.step().admitted == ()
-    bench.scheduler.max_num_seqs = 8
+    bench.scheduler.admission.max_num_seqs = 8
     assert late in bench.step().admitted
 
 
@@ -276,7 +276,7 @@ def test_an_urgent_request_takes_one_slot_even_above_a_lowered_cap() -> None:
     bench = Bench(pages=200, seqs=4)
     low = [bench.add(prompt=4, output=20, priority=6) for _ in range(4)]
     bench.step()
-    bench.scheduler.max_num_seqs = 1
+    bench.scheduler.admission.max_num_seqs = 1
     urgent = bench.add(prompt=4, output=2)
     plan = bench.step()
     assert (plan.preempted, plan.admitted) == ((low[3],), (urgent,))
@@ -374,7 +374,7 @@ class TestClasses:
         assert bench.step().preempted == ()
         bench.until(lambda: high.id in bench.finished)
         bench.step()
-        assert bench.scheduler.running == [low]
+        assert list(bench.scheduler.running) == [low]
         bench.add(prompt=2, output=2)
         assert bench.step().preempted == ()
 

@@ -153,7 +153,7 @@ def test_every_request_gets_its_tokens(workload: tuple[list[Asked], dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=4000, deadline=None)
+@settings(max_examples=3000, deadline=None)
 @given(workload=WORKLOAD)
 def test_every_request_of_thousands_of_workloads_gets_its_tokens(
     workload: tuple[list[Asked], dict[str, Any], int],

@@ -1,0 +1,81 @@
+"""The sequences that run, and their pages: who holds which, who comes and who has to go. No torch here."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+from engine.memory import Page, PagePool
+from engine.memory.swap import SwapSpace
+from engine.preemption import Preemption
+from engine.sequence import TokenSequence
+from engine.sharing import PrefixSharing
+from engine.waiting import WaitingQueue
+
+
+class Running:
+    """In order of rank. Whoever begins comes from the queue, and whoever makes way goes back there."""
+
+    def __init__(self, pool: PagePool, waiting: WaitingQueue, swap: SwapSpace | None = None) -> None:
+        self.pool = pool
+        self.sharing = PrefixSharing(pool)
+        self.preemption = Preemption(pool, swap)
+        self._waiting = waiting
+        self._sequences: list[TokenSequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[TokenSequence]:
+        return iter(self._sequences)
+
+    def __getitem__(self, index: int) -> TokenSequence:
+        return self._sequences[index]
+
+    def pages_to_begin(self, sequence: TokenSequence, matched: int) -> int:
+        """New pages that a waiting sequence needs for all its known tokens, when so many were found."""
+        return self.pool.pages_for(len(sequence.tokens)) - matched
+
+    def begin(self, sequence: TokenSequence, matched: list[Page], now_s: float) -> None:
+        """Let a waiting sequence run, with the pages that were found for it."""
+        sequence.level = self._waiting.level(sequence, now_s)
+        self._waiting.remove(sequence)
+        sequence.pages = matched + self.pool.allocate(self.pages_to_begin(sequence, len(matched)))
+        sequence.computed = self.preemption.restore(sequence, sequence.pages, len(matched))
+        self.sharing.begin(sequence, len(matched))
+        insort(self._sequences, sequence, key=attrgetter("rank"))
+
+    def end(self, sequence: TokenSequence) -> None:
+        """It runs no more, and holds no page."""
+        self._sequences.remove(sequence)
+        self.sharing.end(sequence)
+        self.pool.release(sequence.pages)
+        sequence.pages = []
+        sequence.computed = 0
+
+    def make_way(self, sequence: TokenSequence, now_s: float) -> None:
+        """It gives up its pages, copied out if that pays, and waits at the front of its class."""
+        self.preemption.save(sequence)
+        self.end(sequence)
+        sequence.preemptions += 1
+        self._waiting.push_front(sequence, now_s)
+
+    def freed_by(self, victims: Iterable[TokenSequence]) -> int:
+        """Pages that would be free if all of these made way: those that nobody else holds."""
+        given: Counter[Page] = Counter()
+        for victim in victims:
+            given.update(victim.pages)
+        return sum(page.refs == holders for page, holders in given.items())
+
+    def check(self) -> None:
+        """Raise AssertionError if order, pages and counts don't agree."""
+        self.pool.check(page for sequence in self for page in sequence.pages)
+        self.sharing.check(list(self))
+        ranks = [sequence.rank for sequence in self]
+        assert ranks == sorted(set(ranks)), "running requests are out of order"
+        for sequence in self:
+            assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.max_len, f"{sequence.id}: counts"
+            assert self.pool.pages_for(sequence.computed) <= len(sequence.pages), f"{sequence.id}: computed without KV"
+            assert sequence not in self._waiting, f"{sequence.id} runs and waits"
