@@ -119,7 +119,7 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         for name in ("stop", "bad_words"):
-            self._require(name, all(_is_text(text) for text in getattr(self, name)), "strings that are not empty")
+            self._require(name, all(_is_text(text) for text in getattr(self, name)), "valid strings that are not empty")
         self._require("bad_words", all(word.strip() for word in self.bad_words), "words, not only spaces")
         self._require("stop_token_ids", all(map(_is_id, self.stop_token_ids)), "token ids, at least 0")
         allowed = self.allowed_token_ids
@@ -136,10 +136,12 @@ class SamplingParams:
 
     def _check_grammar(self) -> None:
         for name in ("guided_regex", "guided_grammar"):
-            self._require(name, getattr(self, name) is None or _is_text(getattr(self, name)), "text that is not empty")
+            self._require(
+                name, getattr(self, name) is None or _is_text(getattr(self, name)), "valid text that is not empty"
+            )
         choices = self.guided_choice
         held = choices is None or (choices and all(map(_is_text, choices)))
-        self._require("guided_choice", held, "strings that are not empty")
+        self._require("guided_choice", held, "valid strings that are not empty")
         self._require("response_format", isinstance(self.response_format, Mapping | None), "a mapping")
         self._set("response_format", copy.deepcopy(self.response_format))
         try:
@@ -177,4 +179,5 @@ def _is_id(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    """Whether it is text that has an encoding, and not empty: half a surrogate pair has none."""
+    return isinstance(value, str) and bool(value) and not any("\ud800" <= char <= "\udfff" for char in value)
