@@ -20,7 +20,7 @@ data: {"event":"state","status":"running","attempt":1}
 
 id: 1760000000000-0
 event: token
-data: {"event":"token","attempt":1,"offset":0,"text":"The sky","token_ids":[504,9145]}
+data: {"event":"token","attempt":1,"offset":0,"text":"The sky","token_ids":[504,9145],"index":0}
 
 id: 1760000000420-0
 event: state
@@ -44,7 +44,7 @@ async def events(
 ) -> StreamingResponse:
     """States and tokens of a job from its beginning, as they come; the last event carries the whole job.
 
-    A token's `offset` counts the characters of output before it in its attempt; a `state` event with
+    A token's `offset` counts the characters of its completion (`index`) before it in its attempt; a `state` event with
     status `running` begins an attempt at offset 0. A reader that drops what it has already sees one text.
     """
     if last_event_id is not None and not is_stream_id(last_event_id):
