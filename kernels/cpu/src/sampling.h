@@ -1,16 +1,19 @@
 // Choosing one row's token: the definitions are those of kernels/sampling.py and kernels/reference_sampling.py.
 //
 // A sampled row inverts the cumulative distribution over the order of its tokens (the likeliest first, equal ones by id).
-// The head of that order, kHead tokens, settles most rows. A cut that falls behind it takes a longer head; a draw without
-// any cut that falls behind it goes on over the other tokens by id. What happens to a row depends on that row alone.
+// The head of that order, kHead tokens, settles most rows. A cut that falls behind it takes a longer head, and at last the
+// search of nucleus.h; a draw without any cut that falls behind the head goes on over the other tokens by id. What happens
+// to a row depends on that row alone.
 #pragma once
 
 #include "exponential.h"
+#include "nucleus.h"
 #include "selection.h"
 
 namespace headrace::HEADRACE_ISA {
 
 constexpr int64_t kHead = 128;
+constexpr int64_t kLongHead = 8 * kHead;
 
 // The lowest id of the greatest logit.
 inline int32_t greatest_id(const float* logits, int64_t vocab, float greatest) {
@@ -60,13 +63,13 @@ class Draw {
 
     int32_t token() {
         Selection selection(scratch_.scaled, vocab_, 0, scratch_);
-        for (int64_t wanted = kHead;; wanted *= 8) {
-            const int64_t found = selection.first(wanted);
-            if (found == 0) return 0;
-            if (settle(found)) return chosen_;
-            if (is_open()) return behind(found);
-            if (wanted >= vocab_) return chosen_;
-        }
+        const int64_t found = selection.first(kHead);
+        if (found == 0 || settle(found)) return chosen_;
+        if (is_open()) return behind(found);
+        if (settle(selection.first(kLongHead))) return chosen_;
+        if (top_k_ >= vocab_) return search();
+        settle(selection.first(vocab_));
+        return chosen_;
     }
 
   private:
@@ -140,6 +143,18 @@ class Draw {
         if (bounded) pick = std::min(pick, last - 1);
         chosen_ = head[std::min(std::max<int64_t>(pick, 0), found - 1)].id;
         return bounded || (is_open() && inside);
+    }
+
+    // Chooses by weight alone: there is no cut by number.
+    int32_t search() {
+        Nucleus nucleus(scratch_.scaled, vocab_, scratch_);
+        float least = float(log_min_p_);
+        if (double(least) < log_min_p_) least = std::nextafter(least, 0.0f);
+        double share = std::isinf(least) ? total_ : nucleus.weight_of(least);
+        if (row_.top_p >= 1) return nucleus.find(uniform_ * share, true, least).candidate.id;
+        const Nucleus::Place last = nucleus.find(row_.top_p * share, false, least);
+        const Nucleus::Place pick = nucleus.find(uniform_ * last.through, true, least);
+        return (pick.candidate < last.candidate ? pick : last).candidate.id;
     }
 
     // Draws from the tokens outside the head, which the draw has passed, in the order of their ids.

@@ -51,6 +51,8 @@ HEADRACE_INLINE float reduce_max(F a) {
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
+// The value where a is at least b, and 0 elsewhere.
+HEADRACE_INLINE F where_at_least(F a, F b, F value) { return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ), value); }
 // A bit for each lane, the first one's the lowest, where a is at least b; none for a NaN.
 HEADRACE_INLINE uint32_t lanes_at_least(F a, F b) {
     return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));

@@ -44,6 +44,10 @@ HEADRACE_INLINE float reduce_max(F a) {
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
+// The value where a is at least b, and 0 elsewhere.
+HEADRACE_INLINE F where_at_least(F a, F b, F value) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), value);
+}
 // A bit for each lane, the first one's the lowest, where a is at least b; none for a NaN.
 HEADRACE_INLINE uint32_t lanes_at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 

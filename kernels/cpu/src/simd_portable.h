@@ -50,6 +50,8 @@ HEADRACE_INLINE F scale_by_power(F p, F n) {
 HEADRACE_INLINE float reduce_add(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 HEADRACE_INLINE float reduce_max(F a) { return std::max(std::max(a[0], a[2]), std::max(a[1], a[3])); }
 
+// The value where a is at least b, and 0 elsewhere.
+HEADRACE_INLINE F where_at_least(F a, F b, F value) { return a >= b ? value : zero(); }
 // A bit for each lane, the first one's the lowest, where a is at least b; none for a NaN.
 HEADRACE_INLINE uint32_t lanes_at_least(F a, F b) {
     I reaches = a >= b;

@@ -102,6 +102,23 @@ def test_draws_behind_the_head_follow_the_reference(isa: str) -> None:
 
 
 @every_isa()
+def test_cuts_far_behind_the_head_follow_the_reference(isa: str) -> None:
+    """Nuclei of thousands of tokens, which are found without sorting the row."""
+    vocab, rows = 30_000, 40
+    random = np.random.default_rng(2)
+    logits = random.standard_normal((rows, vocab), np.float32)
+    logits[::4] = np.round(logits[::4])
+    top_p, min_p = (tuple(random.choice(options, rows).tolist()) for options in ([1.0, 0.9, 0.999], [0.0, 0.05, 1e-3]))
+    batch = SamplingBatch((1.0,) * rows, (0,) * rows, top_p, min_p, tuple(range(rows)), (3,) * rows, ((),) * rows)
+    with Team(library.load(isa), 2) as team:
+        got = Sampler(team, vocab).sample(logits, batch).tokens
+    assert got == sample(torch.from_numpy(logits.copy()), batch).tokens
+    order = np.argsort(-logits, axis=1, kind="stable")
+    places = [int((order[row] == token).argmax()) for row, token in enumerate(got)]
+    assert sum(place > 1024 for place in places) > rows // 2
+
+
+@every_isa()
 def test_nan_and_infinite_logits_choose_some_token(isa: str) -> None:
     """A model's overflow fails at most its own row: vLLM issue 1623."""
     vocab = 1000
