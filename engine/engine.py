@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from engine.batch import Model
 from engine.choices import Choices
@@ -16,14 +15,8 @@ from engine.deadlines import Deadlines
 from engine.executor import Executed, Executor, Failed, OutOfMemory
 from engine.generation import Generation
 from engine.preparation import Preparation
-from engine.request import (
-    EngineRequest,
-    FinishReason,
-    RequestMetrics,
-    RequestOutput,
-    RequestRefused,
-    TokenDelta,
-)
+from engine.reports import Reports, StepResult
+from engine.request import EngineRequest, FinishReason, RequestOutput, RequestRefused
 from engine.residence import Residence
 from engine.scheduler import Chunk, Plan, Scheduler
 from kernels.sampling import Sampled
@@ -37,16 +30,6 @@ DEADLINE_EXCEEDED = "deadline_exceeded"
 """`RequestOutput.error_code` of a request whose deadline passed."""
 TIDY_EVERY = 64
 """Steps after which a busy engine moves a few pages together, or gives memory back."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step did: who was admitted for the first time, what was added to outputs, who ended."""
-
-    admitted: tuple[tuple[str, float], ...]
-    """Request id and monotonic moment."""
-    deltas: tuple[TokenDelta, ...]
-    finished: tuple[RequestOutput, ...]
 
 
 class Engine:
@@ -71,10 +54,9 @@ class Engine:
         self._requests: dict[str, Choices] = {}
         self._live: dict[str, Generation] = {}
         self._failed: list[str] = []
-        self._deltas: list[TokenDelta] = []
-        self._finished: list[RequestOutput] = []
         self._arrivals = 0
         self._counters = Counters(last_step_s=self._clock())
+        self._reports = Reports(self._counters, clock)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -117,7 +99,7 @@ class Engine:
         scheduler = self._scheduler
         waiting = len(scheduler.waiting) > 0 and scheduler.admission.max_num_seqs > 0
         runs = not self._memory.asleep and (len(scheduler.running) or waiting)
-        return bool(runs or self._finished or self.rest_s() == 0)
+        return bool(runs or self._reports.ended or self.rest_s() == 0)
 
     def rest_s(self) -> float | None:
         """Seconds to the next deadline, 0 if it has passed, None if there is none: so long a step may wait."""
@@ -148,10 +130,7 @@ class Engine:
 
     def report(self, admitted: tuple[tuple[str, float], ...] = ()) -> StepResult:
         """What has not been reported yet, without computing anything."""
-        result = StepResult(admitted, tuple(self._deltas), tuple(self._finished))
-        self._deltas.clear()
-        self._finished.clear()
-        return result
+        return self._reports.take(admitted)
 
     def abort_all(self) -> None:
         """Drop every request, as `abort` does."""
@@ -209,24 +188,11 @@ class Engine:
 
     def refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> RequestOutput:
         """The output of a request that can't run."""
-        return self._outside(request, arrived_s, FinishReason.ERROR, str(refused), refused.code)
+        return self._reports.refused(request, refused, arrived_s)
 
     def aborted(self, request: EngineRequest, arrived_s: float) -> RequestOutput:
         """The output of a request that was dropped before it entered."""
-        return self._outside(request, arrived_s, FinishReason.ABORT)
-
-    def _outside(
-        self,
-        request: EngineRequest,
-        arrived_s: float,
-        reason: FinishReason,
-        error: str | None = None,
-        code: str | None = None,
-    ) -> RequestOutput:
-        self._counters.requests_finished[reason.value] += 1
-        now_s = self._clock()
-        metrics = RequestMetrics(arrived_s, None, None, None, now_s)
-        return RequestOutput(request.id, (), (), "", reason, None, metrics, error, code)
+        return self._reports.aborted(request, arrived_s)
 
     def stats(self) -> EngineStats:
         return self._counters.stats(self._scheduler)
@@ -295,7 +261,7 @@ class Engine:
             if samples:
                 self._counters.generation_tokens += 1
                 report = sampled.logprobs[row] if sampled.logprobs is not None else None
-                self._deltas.append(generation.append(sampled.tokens[row], now_s, report))
+                self._reports.add(generation.append(sampled.tokens[row], now_s, report))
                 row += 1
                 if generation.finish_reason is not None:
                     self._retire(generation, generation.error, ENGINE_ERROR if generation.error else None)
@@ -310,9 +276,7 @@ class Engine:
         self._retire(generation, error, code)
 
     def _conclude(self, generation: Generation, reason: FinishReason) -> None:
-        delta = generation.end(reason)
-        if delta is not None:
-            self._deltas.append(delta)
+        self._reports.add(generation.end(reason))
 
     def _retire(self, generation: Generation, error: str | None = None, code: str | None = None) -> None:
         if self._live.pop(generation.id, None) is not None:
@@ -327,6 +291,4 @@ class Engine:
             self._failed.append(choices.id)
 
     def _record(self, choices: Choices) -> None:
-        output = choices.output(self._clock())
-        self._counters.requests_finished[output.finish_reason.value] += 1
-        self._finished.append(output)
+        self._reports.finish(choices.output(self._clock()))

@@ -16,7 +16,8 @@ from engine.batch import Model
 from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.contract import EngineListener, EngineStats
-from engine.engine import ENGINE_ERROR, Engine, StepResult
+from engine.engine import ENGINE_ERROR, Engine
+from engine.reports import StepResult
 from engine.request import EngineRequest, RequestOutput, RequestRefused
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.engine import Engine, StepResult
+from engine.engine import Engine
+from engine.reports import StepResult
 
 _step = Engine.step
 _steps = iter(range(50))

@@ -9,8 +9,9 @@ from typing import Any
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.engine import Engine, StepResult
+from engine.engine import Engine
 from engine.fake import FakeModel, fake_token
+from engine.reports import StepResult
 from engine.request import EngineRequest, RequestOutput, SamplingParams
 from kernels.sampling import Sampled
 
