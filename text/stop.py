@@ -65,6 +65,8 @@ class StopMatcher:
         `fits` says whether the text may end with what is let through; a stop that would cut it
         elsewhere is ordinary text too.
         """
+        if not self._patterns:
+            return Stopped(text, None)
         begun = [pattern for pattern in self._patterns if pattern.matched or pattern.stop[0] in text]
         if not begun:
             return Stopped(text, None)
