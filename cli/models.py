@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,8 +13,11 @@ from rich.markup import escape
 from cli.output import Failure, err, out, print_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from headrace.contract import ModelCard
 
+    from engine.model.catalog import CatalogEntry
     from settings import Settings
 
 app = typer.Typer(help="Fetch, list and announce models.", no_args_is_help=True)
@@ -40,11 +44,18 @@ def list_(as_json: Json = False) -> None:
     settings = instance_settings()
     cards = _announced(settings)
     catalogue = list_models(settings.cache)
+    packed = {entry.name: _packed_bytes(entry, settings.cache) for entry in catalogue}
     if as_json:
         print_json(
             {
                 "catalogue": [
-                    {"name": entry.name, "path": entry.path, "size_bytes": entry.size_bytes} for entry in catalogue
+                    {
+                        "name": entry.name,
+                        "path": entry.path,
+                        "size_bytes": entry.size_bytes,
+                        "packed_bytes": packed[entry.name],
+                    }
+                    for entry in catalogue
                 ],
                 "announced": [card.model_dump(mode="json") for card in cards],
             }
@@ -52,12 +63,21 @@ def list_(as_json: Json = False) -> None:
         return
     for entry in catalogue:
         where = str(entry.path) if entry.path else f"not fetched, {entry.size_bytes / 1e6:.0f} MB"
-        out.print(f"[bold]{entry.name}[/]  [dim]{escape(where)}[/]", soft_wrap=True)
+        kept = f", and {packed[entry.name] / 1e6:.0f} MB packed for this machine" if packed[entry.name] else ""
+        out.print(f"[bold]{entry.name}[/]  [dim]{escape(where)}{kept}[/]", soft_wrap=True)
     for card in cards:
         chat = "chat and text" if card.chat else "text only"
         out.print(
             f"[bold]{escape(card.id)}[/]  announced: {chat}, {card.max_seq_len} tokens, revision {card.revision[:12]}"
         )
+
+
+def _packed_bytes(entry: CatalogEntry, cache: Path) -> int:
+    """What the packed forms of a model's weights take on disk."""
+    from engine.cpu.cache import packed_bytes
+    from engine.model.digest import revision_of
+
+    return packed_bytes(cache, revision_of([entry.path], cache)) if entry.path else 0
 
 
 @app.command()
@@ -72,6 +92,28 @@ def register(name: Name = None, as_json: Json = False) -> None:
         print_json(card.model_dump(mode="json"))
     else:
         out.print(f"{card.id} is announced: {card.max_seq_len} tokens, revision {card.revision[:12]}")
+
+
+@app.command()
+def check(
+    name: Name = None,
+    quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what a form of the weights costs: perplexity, and how often greedy decoding agrees with float32.
+
+    The model predicts each token of a fixed text of some 2,000 tokens from those before it. Beside the asked form
+    stands bfloat16. Exit code 1 if the model can't be loaded.
+    """
+    from cli.quality import measure, print_measurements
+
+    settings = _settings(name)
+    pull_model(settings)
+    measured = measure(settings, quantization or settings.model.quantization)
+    if as_json:
+        print_json([asdict(one) for one in measured])
+    else:
+        print_measurements(settings.model.name, measured)
 
 
 def pull_model(settings: Settings) -> str:

@@ -11,7 +11,7 @@ from engine.batch import ModelInfo
 from engine.config import EngineConfig
 from engine.cpu.cache import packed_path, read_packed, write_packed
 from engine.cpu.packed import PackedWeights, lay_out, new_block
-from engine.cpu.recipe import Recipe, choose_format, norm_names, recipes
+from engine.cpu.recipe import RECIPE_VERSION, Recipe, choose_format, norm_names, recipes
 from engine.model.catalog import default_cache
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
@@ -48,6 +48,7 @@ class Loader:
         self._identity: dict[str, str | int] = {
             "revision": info.revision,
             "packing": PACKING_VERSION,
+            "recipe": RECIPE_VERSION,
             "quantization": config.quantization,
             "dtype": dtype,
         }
@@ -64,7 +65,8 @@ class Loader:
         return self._decoder(weights, formats)
 
     def _format(self, recipe: Recipe) -> Format:
-        return choose_format([self._source[name] for name in recipe.parts], self._dtype, self._config.quantization)
+        parts = [self._source[name] for name in recipe.parts]
+        return choose_format(recipe, parts, self._dtype, self._config.quantization)
 
     def _sizes_bytes(self, team: Team, formats: dict[str, Format]) -> dict[str, int]:
         """Of each array of the block, by name."""

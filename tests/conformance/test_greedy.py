@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
+from engine.config import EngineConfig
+from engine.cpu.model import obstacle
 from tests.conformance.conftest import generate
+from tests.unit.kernels.isas import needs_library
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -33,10 +36,16 @@ foot of fall, less friction. Überlauf, Wehr, Mühlgraben: every language of the
 """
 
 
-@pytest.fixture(scope="module")
-def llm(demo_model: Path) -> Iterator[LLM]:
-    sizes = {"max_seq_len": 1024, "kv_cache_bytes": 2**29, "max_num_batched_tokens": 256}
-    with LLM(str(demo_model), dtype="float32", **sizes) as llm:
+SIZES = {"max_seq_len": 1024, "kv_cache_bytes": 2**29, "max_num_batched_tokens": 256}
+TORCH = {"page_size": 8}
+"""The CPU library has no such pages, so torch serves."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param({}, marks=needs_library), TORCH], ids=["library", "torch"])
+def llm(demo_model: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    config = EngineConfig(str(demo_model), dtype="float32", device="cpu", **SIZES | request.param)
+    assert (obstacle(config) is None) == (request.param is not TORCH)
+    with LLM(str(demo_model), dtype="float32", device="cpu", **SIZES | request.param) as llm:
         yield llm
 
 

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from cli.checks.finding import Level
 from cli.checks.model import check_model
 from cli.main import app
-from engine.model.catalog import CATALOG
+from engine.model.catalog import CATALOG, CatalogEntry
+from engine.model.digest import revision_of
 from ledger import Ledger, migrate
 from settings import Settings, get_settings
 
@@ -43,7 +44,9 @@ def test_a_registered_model_is_in_the_ledger(ledger: Ledger, monkeypatch: pytest
     assert ledger.text_bundle("fake")
     listed = json.loads(runner.invoke(app, ["models", "list", "--json"]).output)
     assert [item["id"] for item in listed["announced"]] == ["fake"]
-    assert listed["catalogue"] == [{"name": NAME, "path": None, "size_bytes": CATALOG[NAME].size_bytes}]
+    assert listed["catalogue"] == [
+        {"name": NAME, "path": None, "size_bytes": CATALOG[NAME].size_bytes, "packed_bytes": 0}
+    ]
     ledger.close()
 
 
@@ -79,3 +82,34 @@ def test_a_changed_file_is_found(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(CATALOG[NAME].size_bytes)
     assert check(NAME, tmp_path) is Level.FAIL
+
+
+def test_the_disk_space_of_packed_weights_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    monkeypatch.setattr("engine.model.catalog.list_models", lambda cache: [CatalogEntry(NAME, model, 4)])
+    packed = tmp_path / "cache/packed"
+    packed.mkdir(parents=True)
+    revision = revision_of([model], tmp_path / "cache")
+    for name, size in ((f"{revision}-a.packed", 3_000_000), (f"{revision}-b.packed", 2_000_000), ("other.packed", 7)):
+        (packed / name).write_bytes(bytes(size))
+    listed = runner.invoke(app, ["models", "list"])
+    assert "5 MB packed" in listed.output
+    listed = json.loads(runner.invoke(app, ["models", "list", "--json"]).output)
+    assert listed["catalogue"][0]["packed_bytes"] == 5_000_000
+
+
+class TestCheck:
+    def test_every_form_is_measured_against_float32(self) -> None:
+        checked = runner.invoke(app, ["models", "check", "fake", "--quantization", "int8", "--json"])
+        assert checked.exit_code == 0, checked.output
+        rows = json.loads(checked.stdout)
+        assert [row["weights"] for row in rows] == ["float32", "bfloat16", "int8"]
+        assert all(row["agreement"] == 1 and row["tokens"] > 2000 for row in rows)
+
+    def test_a_model_that_cant_be_loaded_is_told_in_a_line(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        checked = runner.invoke(app, ["models", "check", str(tmp_path)])
+        assert checked.exit_code == 1
+        assert f"{tmp_path} can't be measured" in checked.stderr
+        assert "Traceback" not in checked.output

@@ -16,6 +16,7 @@ from engine.cpu.model import CpuModel
 from engine.runner import TorchModel
 from tests.unit.engine.model.random_models import save_random_model
 from tests.unit.engine.stepping import PAGES, Run, allocate, finish, prompts, score, step
+from tests.unit.kernels.isas import needs_library
 
 Kind = type[TorchModel] | type[CpuModel]
 
@@ -25,7 +26,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return save_random_model(tmp_path_factory.mktemp("model"), "Qwen3")
 
 
-@pytest.fixture(params=[TorchModel, CpuModel])
+@pytest.fixture(params=[TorchModel, pytest.param(CpuModel, marks=needs_library)])
 def kind(request: pytest.FixtureRequest) -> Kind:
     kind: Kind = request.param
     return kind

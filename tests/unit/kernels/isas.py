@@ -20,3 +20,6 @@ def every_isa() -> pytest.MarkDecorator:
     names = available()
     skipped = pytest.param("none", marks=pytest.mark.skip(reason="the CPU library was not built"))
     return pytest.mark.parametrize("isa", names or [skipped])
+
+
+needs_library = pytest.mark.skipif(not available(), reason="the CPU library was not built")

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.cpu.model import CpuModel
 from tests.unit.engine.model.random_models import VOCAB, save_random_model
 from tests.unit.engine.stepping import allocate, score
+from tests.unit.kernels.isas import every_isa
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -42,14 +43,17 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@every_isa()
 @pytest.mark.parametrize(("family", "config"), FAMILIES)
-def test_logprobs_are_those_of_transformers(tmp_path: Path, family: str, config: dict[str, Any], threads: int) -> None:
+def test_logprobs_are_those_of_transformers(
+    tmp_path: Path, family: str, config: dict[str, Any], isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_ISA", isa)
     reference, path = save_random_model(tmp_path, family, **config)
     tokens = torch.randint(3, VOCAB, (90,), generator=torch.Generator().manual_seed(5)).tolist()
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-    model = CpuModel.load(EngineConfig(str(path), cache=tmp_path, dtype="float32", threads=threads))
+    model = CpuModel.load(EngineConfig(str(path), cache=tmp_path, dtype="float32", threads=2))
     allocate(model)
     reports = score(model, tokens, chunk=37)
     model.close()

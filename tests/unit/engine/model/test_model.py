@@ -16,6 +16,7 @@ from engine.model import load_model, load_text
 from engine.model.spec import UnsupportedModel
 from kernels.cpu.library import Unavailable
 from tests.unit.engine.model.gguf_writing import model_metadata, model_tensors, tokenizer_metadata, write_gguf
+from tests.unit.kernels.isas import needs_library
 
 Save = Callable[..., tuple[Any, Path]]
 
@@ -40,6 +41,7 @@ def test_importing_it_and_reading_a_text_side_needs_no_torch(gguf_path: Path, tm
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@needs_library
 def test_a_model_on_the_cpu_runs_without_torch(gguf_path: Path, tmp_path: Path) -> None:
     """Importing torch takes longer than all the rest of a start."""
     code = (

@@ -1,0 +1,82 @@
+"""A row's result is the same bits in any company: whatever the chunks, the batch, the threads and the pages.
+
+https://github.com/vllm-project/vllm/issues/5952
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.cpu.model import CpuModel
+from tests.unit.engine.model.random_models import VOCAB, save_random_model
+from tests.unit.engine.stepping import Run, allocate, finish, prompts, score
+from tests.unit.kernels.isas import needs_library
+
+pytestmark = needs_library
+
+FORMS = [
+    pytest.param({"dtype": "float32"}, id="float32"),
+    pytest.param({"dtype": "bfloat16"}, id="bfloat16"),
+    pytest.param({"dtype": "bfloat16", "quantization": "int8"}, id="int8"),
+]
+LENGTH = 300
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    _, path = save_random_model(tmp_path_factory.mktemp("model"), "Llama", hidden_size=72, intermediate_size=100)
+    return path
+
+
+def load(saved: Path, tmp_path: Path, **config: Any) -> CpuModel:
+    model = CpuModel.load(EngineConfig(str(saved), cache=tmp_path, **config))
+    allocate(model)
+    return model
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> dict[str, Any]:
+    form: dict[str, Any] = request.param
+    return form
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path, form: dict[str, Any]) -> Iterator[CpuModel]:
+    model = load(saved, tmp_path, threads=2, **form)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def tokens() -> list[int]:
+    return torch.randint(3, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(6)).tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 17])
+def test_chunks_change_no_bit(model: CpuModel, tokens: list[int], chunk: int) -> None:
+    assert score(model, tokens, chunk) == score(model, tokens, LENGTH)
+
+
+def test_threads_change_no_bit(saved: Path, tmp_path: Path, form: dict[str, Any], tokens: list[int]) -> None:
+    told = []
+    for threads in (1, 2, 5):
+        model = load(saved, tmp_path, threads=threads, **form)
+        told.append(score(model, tokens, 64))
+        model.close()
+    assert told[0] == told[1] == told[2]
+
+
+def test_neighbours_change_no_token(model: CpuModel) -> None:
+    """Greedy and sampled requests, alone and beside one another, in chunks of their own."""
+
+    def run(i: int) -> Run:
+        return Run(prompts()[i % 6], temperature=0.9 * (i % 2), seed=i)
+
+    together = finish(model, [run(i) for i in range(18)], 10, 16)
+    assert [finish(model, [run(i)], 10, 7)[0] for i in range(18)] == together
