@@ -48,7 +48,7 @@ class ModelInfo:
     """Hash that changes with the weights, the tokenizer or the template."""
     device: str
     dtype: str
-    """Of the weights and the KV, as torch names it."""
+    """Of the weights and the KV, as torch names it; of quantised weights their form: `int8`, `gguf`."""
     context_len: int
     """The model's own limit, tokens."""
     vocab_size: int
@@ -63,7 +63,7 @@ HOST_KV_BYTES = 2**30
 
 
 class Model(Protocol):
-    """A resident model with its KV storage: `engine.runner.TorchModel`, `engine.fake.FakeModel`."""
+    """A resident model with its KV storage: `engine.cpu.model.CpuModel`, `engine.runner.TorchModel`, the fake one."""
 
     info: ModelInfo
 

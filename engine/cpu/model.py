@@ -103,6 +103,12 @@ class CpuModel:
         self._step = ModelStep(self._team, model, layout, self._config.max_num_batched_tokens)
         return self._storage
 
+    def phase_seconds(self) -> dict[str, float]:
+        """Time of one thread in each phase of the steps since the last call; the first call starts the counting."""
+        if self._step is None:
+            raise RuntimeError("allocate_kv must be called before the first step")
+        return self._step.seconds()
+
     def release_kv(self) -> None:
         if self._step is not None:
             self._step.close()

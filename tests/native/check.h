@@ -17,3 +17,4 @@ void test_team();
 void test_convert();
 void test_layers();
 void test_linear();
+void test_step();

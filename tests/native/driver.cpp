@@ -6,5 +6,6 @@ int main() {
     test_convert();
     test_layers();
     test_linear();
+    test_step();
     std::puts("the CPU library is clean");
 }

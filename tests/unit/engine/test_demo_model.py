@@ -8,6 +8,7 @@ import pytest
 
 from engine import LLM, RequestOutput, SamplingParams
 from engine.memory.machine import resident_bytes
+from tests.unit.kernels.isas import needs_library
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
@@ -76,3 +77,20 @@ def test_a_smaller_kv_memory_is_given_back(llm: LLM, alone: list[RequestOutput])
     assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == [output.token_ids for output in alone]
     llm._engine.set_kv_bytes(2**26)
     assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == [output.token_ids for output in alone]
+
+
+@needs_library
+@pytest.mark.parametrize("form", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_preemption_and_chunks_change_no_token_on_the_library(demo_model: Path, form: dict[str, str]) -> None:
+    """One unit of memory holds less than two of the three requests; every result must be the same bits.
+
+    https://github.com/vllm-project/vllm/issues/16832
+    """
+    max_seq_len = 80 if "float32" in form.values() else 128
+    params = SamplingParams(max_tokens=max_seq_len - 10, temperature=0, ignore_eos=True)
+    found = []
+    for sizes in ({}, {"kv_cache_bytes": 2**22, "max_num_batched_tokens": 7, "swap_space_bytes": 0}):
+        with LLM(str(demo_model), device="cpu", max_seq_len=max_seq_len, **form, **sizes) as llm:
+            found.append(llm.generate(PROMPTS, params))
+    assert [output.token_ids for output in found[0]] == [output.token_ids for output in found[1]]
+    assert sum(output.metrics.preemptions for output in found[1]) > 0

@@ -1,0 +1,132 @@
+#include "isas.h"
+#include "step_state.h"
+
+#include <functional>
+#include <vector>
+
+using namespace headrace;
+
+namespace {
+
+constexpr int64_t kPage = 16, kPages = 12, kVocab = 70, kPositions = 64;
+constexpr int64_t kInner = 24; // no whole run of 16: gate and up are padded to 32 each
+
+// Every matrix of a model in its own memory, which ends where the matrix does.
+class Matrices {
+  public:
+    Weights add(Team& team, Format format, int64_t outputs, int64_t inputs) {
+        std::vector<float> numbers(outputs * inputs);
+        for (float& number : numbers) number = (float(state_ = state_ * 1664525u + 1013904223u) / 4294967296.0f - 0.5f) / 3;
+        std::vector<Row> rows;
+        for (int64_t row = 0; row < outputs; row++) rows.push_back({numbers.data() + row * inputs, Source::kF32, 0});
+        Weights weights{format, 0, outputs, inputs, nullptr};
+        auto* bytes = static_cast<uint8_t*>(std::aligned_alloc(64, size_t(weights.total_bytes() + 63) / 64 * 64));
+        kept_.emplace_back(bytes, std::free);
+        pack(team, weights, rows.data(), bytes);
+        weights.bytes = bytes;
+        return weights;
+    }
+
+  private:
+    uint32_t state_ = 1;
+    std::vector<std::unique_ptr<uint8_t, void (*)(void*)>> kept_;
+};
+
+struct Model {
+    Matrices matrices;
+    std::vector<float> norm, bias, cos_sin;
+    std::vector<StepLayer> layers;
+    StepModel model{};
+
+    Model(Format format, int32_t size, bool is_float) {
+        Team team(2);
+        const HeadShape heads{6, 2, size, kPage, 0, is_float};
+        const int64_t hidden = 6 * size, both = 10 * size;
+        norm.assign(hidden, 1.5f);
+        bias.assign(both, 0.01f);
+        cos_sin.assign(kPositions * size, 0.7f);
+        for (int i = 0; i < 2; i++) {
+            StepLayer layer{};
+            layer.qkv = matrices.add(team, format, both, hidden);
+            layer.output = matrices.add(team, format, hidden, hidden);
+            layer.gate_up = matrices.add(team, format, 64, hidden);
+            layer.down = matrices.add(team, format, hidden, kInner);
+            layer.attention_norm = layer.mlp_norm = norm.data();
+            if (i == 0) layer.qkv_bias = bias.data();
+            if (i == 1) layer.q_norm = layer.k_norm = norm.data();
+            layers.push_back(layer);
+        }
+        const int64_t layer_bytes = 2 * heads.kv_heads * heads.head_elements() * (is_float ? 4 : 2);
+        Weights embedding = matrices.add(team, format, kVocab, hidden), head = embedding;
+        head.outputs = kVocab - 3;
+        model = {heads, 2, hidden, kInner, embedding, head, norm.data(), cos_sin.data(), 1e-5f, 0.25f,
+                 kPages, kPages * 2 * layer_bytes, 2 * layer_bytes, layer_bytes};
+    }
+};
+
+// The numbers of one step: requests of (context, rows) on pages of their own, each row sampled.
+std::vector<int32_t> work_of(const std::vector<std::pair<int32_t, int32_t>>& requests, int32_t greedy) {
+    std::vector<int32_t> tokens, start{0}, context, counts, pages, samples;
+    for (auto [length, rows] : requests) {
+        const int32_t page = 4 * int32_t(counts.size());
+        for (int32_t row = 0; row < rows; row++) {
+            tokens.push_back((length * 7 + row * 13) % kVocab);
+            samples.push_back(start.back() + row);
+        }
+        start.push_back(start.back() + rows);
+        context.push_back(length);
+        counts.push_back((length + kPage - 1) / kPage);
+        for (int32_t i = 0; i < counts.back(); i++) pages.push_back(page + i);
+    }
+    std::vector<int32_t> work{int32_t(tokens.size()), int32_t(context.size()), int32_t(samples.size()), greedy,
+                              int32_t(pages.size())};
+    for (const auto& part : {tokens, start, context, counts, pages, samples}) work.insert(work.end(), part.begin(), part.end());
+    return work;
+}
+
+// A chunk of each request, then a token of each: the tokens chosen in all steps.
+std::vector<int32_t> run(const Ops& ops, const Model& model, int threads) {
+    Team team(threads);
+    Step step(model.model, model.layers.data(), threads, 100);
+    std::vector<uint8_t> kv(size_t(model.model.extent_bytes));
+    std::vector<int32_t> all;
+    for (const auto& requests : {std::vector<std::pair<int32_t, int32_t>>{{30, 30}, {1, 1}, {48, 48}},
+                                 std::vector<std::pair<int32_t, int32_t>>{{31, 1}, {2, 1}, {49, 1}}}) {
+        int32_t rows = 0;
+        for (auto request : requests) rows += request.second;
+        for (int32_t greedy : {rows, rows / 2}) {
+            std::vector<int32_t> work = work_of(requests, greedy), tokens(rows, -1), top(2 * rows);
+            std::vector<SamplingRow> sampled(rows - greedy);
+            std::vector<SampledRow> chosen(rows - greedy);
+            std::vector<double> logprobs(2 * rows);
+            for (size_t i = 0; i < sampled.size(); i++) {
+                sampled[i].temperature = 1;
+                sampled[i].top_p = 1;
+                sampled[i].seed = i;
+                sampled[i].forced = -1;
+                sampled[i].top_logprobs = 2;
+                sampled[i].repetition = 1;
+            }
+            step.begin(work.data(), kv.data(), tokens.data(), {sampled.data(), chosen.data(), top.data(), logprobs.data(), 2});
+            team.run([&](int worker) { ops.step(step, team, worker); });
+            for (int32_t token : tokens) CHECK(token >= 0 && token < kVocab - 3);
+            all.insert(all.end(), tokens.begin(), tokens.end());
+        }
+    }
+    return all;
+}
+
+} // namespace
+
+void test_step() {
+    on_every_isa([](const Ops& ops) {
+        for (Format format : {Format::kF32, Format::kBf16, Format::kInt8, Format::kInt8G32, Format::kU4G32}) {
+            for (bool is_float : {false, true}) {
+                Model model(format, 10, is_float);
+                std::vector<int32_t> alone = run(ops, model, 1);
+                CHECK(alone == run(ops, model, 3));
+                CHECK(std::adjacent_find(alone.begin(), alone.end(), std::not_equal_to<>()) != alone.end());
+            }
+        }
+    });
+}
