@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from kernels.cpu.layers import address, expect
 from kernels.cpu.library import Team
-from kernels.sampling import Adjustment, Sampled, SamplingBatch, TokenLogprobs
+from kernels.sampling import GREEDY_TEMPERATURE, Adjustment, Sampled, SamplingBatch, TokenLogprobs
 
 ROW = np.dtype(
     [
@@ -102,6 +103,64 @@ class Rows:
         return int(array.ctypes.data)
 
 
+def rows_with_logits(sampling: SamplingBatch) -> list[int]:
+    """The rows whose logits are wanted: of the others the greatest one's id is all."""
+    rows = range(len(sampling.temperature))
+    plain = sampling.adjust is None and sampling.forced is None and sampling.logprobs is None
+    if plain and max(sampling.temperature, default=0) < GREEDY_TEMPERATURE and not any(sampling.banned):
+        return []
+    return [
+        row
+        for row in rows
+        if not sampling.is_greedy(row)
+        or sampling.banned[row]
+        or (sampling.adjust is not None and sampling.adjust[row] is not None)
+        or (sampling.forced is not None and sampling.forced[row] >= 0)
+        or (sampling.logprobs is not None and sampling.logprobs[row] >= 0)
+    ]
+
+
+def select(sampling: SamplingBatch, rows: Sequence[int]) -> SamplingBatch:
+    """The parameters of some rows."""
+    columns: dict[str, Any] = {}
+    for field in fields(sampling):
+        column = getattr(sampling, field.name)
+        columns[field.name] = None if column is None else tuple(column[row] for row in rows)
+    return SamplingBatch(**columns)
+
+
+class Chosen:
+    """Where the results of some rows go."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        count = len(rows.structs)
+        self._tops: list[int] = rows.structs["top_logprobs"].tolist()
+        self.most_top = max([0, *self._tops])
+        self.chosen = np.zeros(count, CHOSEN)
+        self.top_ids = np.empty((count, self.most_top), np.int32)
+        self.top_logprobs = np.empty((count, self.most_top), np.float64)
+
+    @property
+    def tokens(self) -> list[int]:
+        tokens: list[int] = self.chosen["token"].tolist()
+        return tokens
+
+    def reports(self) -> list[TokenLogprobs | None] | None:
+        """Of each row, or None if no row reports."""
+        if max(self._tops, default=-1) < 0:
+            return None
+        reports: list[TokenLogprobs | None] = []
+        for row, top in enumerate(self._tops):
+            if top < 0:
+                reports.append(None)
+                continue
+            likeliest = zip(self.top_ids[row, :top].tolist(), self.top_logprobs[row, :top].tolist(), strict=True)
+            token, rank, logprob = self.chosen[row].tolist()
+            reports.append(TokenLogprobs(token, logprob, rank, tuple(likeliest)))
+        return reports
+
+
 class Sampler:
     """Chooses tokens with a team's threads, whose memory for this it keeps. One thread at a time may use it."""
 
@@ -116,32 +175,18 @@ class Sampler:
         """As `kernels.protocol.Kernels.sample`, without changing `logits` [S, V]."""
         count = len(batch.temperature)
         expect(logits, np.float32, (count, self._vocab), "the logits")
-        rows = Rows(batch, self._vocab)
-        most_top = max(0, int(rows.structs["top_logprobs"].max(initial=0)))
-        chosen = np.zeros(count, CHOSEN)
-        top_ids, top_logprobs = np.empty((count, most_top), np.int32), np.empty((count, most_top), np.float64)
+        results = Chosen(Rows(batch, self._vocab))
         self._team.library.call(
             "sample",
             self._team.handle,
-            ctypes.c_void_p(address(rows.structs)),
+            ctypes.c_void_p(address(results.rows.structs)),
             ctypes.c_int64(count),
             ctypes.c_void_p(address(logits)),
             ctypes.c_int64(self._vocab),
             ctypes.c_void_p(address(self._memory)),
-            ctypes.c_void_p(address(chosen)),
-            ctypes.c_void_p(address(top_ids)),
-            ctypes.c_void_p(address(top_logprobs)),
-            ctypes.c_int64(most_top),
+            ctypes.c_void_p(address(results.chosen)),
+            ctypes.c_void_p(address(results.top_ids)),
+            ctypes.c_void_p(address(results.top_logprobs)),
+            ctypes.c_int64(results.most_top),
         )
-        tokens: list[int] = chosen["token"].tolist()
-        if batch.logprobs is None or max(batch.logprobs, default=-1) < 0:
-            return Sampled(tokens)
-        reports: list[TokenLogprobs | None] = []
-        for row, top in enumerate(rows.structs["top_logprobs"].tolist()):
-            if top < 0:
-                reports.append(None)
-                continue
-            likeliest = zip(top_ids[row, :top].tolist(), top_logprobs[row, :top].tolist(), strict=True)
-            token, rank, logprob = chosen[row].tolist()
-            reports.append(TokenLogprobs(token, logprob, rank, tuple(likeliest)))
-        return Sampled(tokens, reports)
+        return Sampled(results.tokens, results.reports())

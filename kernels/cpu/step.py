@@ -5,20 +5,19 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cpu.chosen import Chosen
 from kernels.cpu.layers import Heads, HeadShape, address
 from kernels.cpu.library import Team
 from kernels.cpu.packing import INTERLEAVED_ROWS, Packed, WeightsStruct
-from kernels.cpu.sampling import Rows
+from kernels.cpu.sampling import Chosen, Rows, rows_with_logits, select
 from kernels.kv import KVLayout
-from kernels.sampling import GREEDY_TEMPERATURE, Sampled, SamplingBatch
+from kernels.sampling import Sampled, SamplingBatch
 
 PHASES = ("embed", "norm", "qkv", "rotary", "attention", "output", "gate_up", "down", "head", "sample")
 """What `ModelStep.seconds` counts."""
@@ -224,32 +223,6 @@ def step_bytes(model: DecoderModel, threads: int, rows: int, samples: int) -> in
     row = 4 * (model.hidden + projected + widest) + element * (queries + model.inner) + widest // 4
     vocab = model.head.outputs
     return rows * row + min(samples, LOGIT_ROWS) * 4 * vocab + threads * SAMPLING_BYTES_PER_ID * vocab
-
-
-def rows_with_logits(sampling: SamplingBatch) -> list[int]:
-    """The rows whose logits are wanted: of the others the greatest one's id is all."""
-    rows = range(len(sampling.temperature))
-    plain = sampling.adjust is None and sampling.forced is None and sampling.logprobs is None
-    if plain and max(sampling.temperature, default=0) < GREEDY_TEMPERATURE and not any(sampling.banned):
-        return []
-    return [
-        row
-        for row in rows
-        if not sampling.is_greedy(row)
-        or sampling.banned[row]
-        or (sampling.adjust is not None and sampling.adjust[row] is not None)
-        or (sampling.forced is not None and sampling.forced[row] >= 0)
-        or (sampling.logprobs is not None and sampling.logprobs[row] >= 0)
-    ]
-
-
-def select(sampling: SamplingBatch, rows: Sequence[int]) -> SamplingBatch:
-    """The parameters of some rows."""
-    columns: dict[str, Any] = {}
-    for field in fields(sampling):
-        column = getattr(sampling, field.name)
-        columns[field.name] = None if column is None else tuple(column[row] for row in rows)
-    return SamplingBatch(**columns)
 
 
 def _scattered(values: Sequence[T], order: Sequence[int]) -> list[T]:
