@@ -95,7 +95,7 @@ def _limits(part: Data) -> tuple[Limits, Shape] | None:
 def _limits_line(part: Data) -> str:
     found = Limits(**part["limits"])
     return (
-        f"In the same run the machine read {found.read_bytes_per_s / 1e9:.0f} GB/s with {found.threads} threads"
+        f"In the same run the machine read {found.read_bytes_per_s / 1e9:.0f} GB/s with {found.threads:g} threads"
         f" ({found.read_one_thread_bytes_per_s / 1e9:.0f} with one) and computed {found.bf16_ops_per_s / 1e9:.0f} bf16"
         f" and {found.int8_ops_per_s / 1e9:.0f} int8 Gop/s, as torch measures it."
     )
