@@ -10,18 +10,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.cpu.model import CpuModel
-from tests.unit.engine.model.random_models import VOCAB, save_random_model
+from tests.unit.engine.model.random_models import LLAMA3, VOCAB, save_random_model
 from tests.unit.engine.stepping import allocate, score
 from tests.unit.kernels.isas import every_isa
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 FAMILIES = [
     pytest.param("Llama", {}, id="llama"),
     pytest.param("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, id="llama-biases"),

@@ -9,6 +9,15 @@ from typing import Any
 import torch
 
 VOCAB = 96
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""`rope_parameters` that stretch the low frequencies of so short a context."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,

@@ -15,18 +15,11 @@ from engine.model.hf_dir import HFDirectory, HFWeights
 from kernels.kv import UNIT_BYTES, KVLayout
 from kernels.protocol import AttentionMetadata
 from kernels.reference import ReferenceKernels
+from tests.unit.engine.model.random_models import LLAMA3
 
 Save = Callable[..., tuple[Any, Path]]
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 MODELS = [
     pytest.param("Llama", {}, id="llama"),
     pytest.param("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, id="llama-biases"),
