@@ -94,7 +94,7 @@ class Admission:
     def _begin(self, sequence: TokenSequence, matched: list[Page], now_s: float, admitted: list[TokenSequence]) -> None:
         self._running.begin(sequence, matched, now_s)
         if not sequence.preemptions:
-            sequence.cached_tokens = sequence.computed
+            sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
             self._shares.begin(sequence.tenant, sequence.remaining)
         admitted.append(sequence)
 

@@ -79,6 +79,9 @@ class Engine:
             sequence = generation.sequence
             self._arrivals += 1
             sequence.arrival = self._arrivals
+            self._reports.add(generation.repeated)
+            if generation.finish_reason is not None:
+                continue  # its progress was all of it
             if sequence.needs_nothing:
                 self._end(generation, FinishReason.LENGTH)
             else:
@@ -86,6 +89,8 @@ class Engine:
                 self._live[generation.id] = generation
                 if sequence.deadline_s is not None:
                     self._deadlines.add(generation.id, sequence.deadline_s)
+        if choices.id in self._requests and not choices.live:
+            self._close(choices)
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its pages; the next step reports it. Unknown ids are ignored."""
@@ -285,10 +290,13 @@ class Engine:
         choices = self._requests[generation.request_id]
         choices.blame(error, code)
         if not choices.live:
-            del self._requests[choices.id]
-            self._record(choices)
+            self._close(choices)
         elif error is not None:
             self._failed.append(choices.id)
+
+    def _close(self, choices: Choices) -> None:
+        del self._requests[choices.id]
+        self._record(choices)
 
     def _record(self, choices: Choices) -> None:
         self._reports.finish(choices.output(self._clock()))

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from engine.grammar import GrammarFailed
 from engine.params import SamplingParams
 from engine.reporting import shown
-from engine.request import Choice, FinishReason, TokenDelta, TokenLogprob
+from engine.request import Choice, FinishReason, Progress, TokenDelta, TokenLogprob
 from engine.sequence import TokenSequence
 from kernels.sampling import TokenLogprobs
 from text.detokenizer import Detokenizer
 from text.stop import StopMatcher
 from text.tokenizer import Tokenizer
+
+
+class ProgressUnusable(ValueError):
+    """What a completion is said to have produced can't be what this model produced for this request."""
 
 
 class Generation:
@@ -31,6 +35,8 @@ class Generation:
         """What went wrong, for a completion that failed by its own last token."""
         self.prompt_logprobs: list[TokenLogprob] = []
         """Of the prompt's second token and those after it, as far as they are computed."""
+        self.repeated: TokenDelta | None = None
+        """Tells of the tokens that it had elsewhere, once it enters."""
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.steps = 0
@@ -62,19 +68,46 @@ class Generation:
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
-        if found is not None:
-            self._logprobs.append(shown(self._tokenizer, found))
+        if found is None:
+            return self._delta(self._take(token_id), (token_id,))
+        told = shown(self._tokenizer, found)
+        self._logprobs.append(told)
+        return self._delta(self._take(token_id), (token_id,), (told,))
+
+    def replay(self, progress: Progress) -> None:
+        """Take the tokens that it had elsewhere, before it enters; `repeated` tells of them. May end it.
+
+        Raises `ProgressUnusable`, after which it is of no use.
+        """
+        tokens, scores = progress.token_ids, progress.logprobs
+        if len(scores) != (len(tokens) if self._params.logprobs is not None else 0):
+            raise ProgressUnusable(f"{len(scores)} logprobs for {len(tokens)} tokens")
+        texts = []
+        for token_id in tokens:
+            if self.finish_reason is not None:
+                raise ProgressUnusable("tokens come after the last one")
+            if not 0 <= token_id < self._tokenizer.vocab_size or len(self.sequence.tokens) >= self.sequence.max_len:
+                raise ProgressUnusable(f"token {token_id} has no place in it")
+            texts.append(self._take(token_id))
+            if self.error is not None:
+                raise ProgressUnusable(self.error)
+        self._logprobs += scores
+        if tokens:
+            self.repeated = self._delta("".join(texts), tokens, scores)
+
+    def _take(self, token_id: int) -> str:
+        """Add a token, and give the text that it brings; sets `finish_reason` if it is the last one."""
         tokens = self.sequence.tokens
         armed = len(tokens) >= self.sequence.ends_from
         tokens.append(token_id)
         if token_id in self._end_ids and (armed or self._matcher is not None):
-            return self._delta(self._end_by_token(token_id), (token_id,))
+            return self._end_by_token(token_id)
         if self._matcher is not None:
             try:
                 self._matcher.accept(token_id)
             except GrammarFailed as error:
                 self.finish_reason, self.error = FinishReason.ERROR, str(error)
-                return self._delta(self._flush(), (token_id,))
+                return self._flush()
         text, stop = self._stops.push(self._detokenizer.push(token_id), armed, self._parses if self._matcher else None)
         if stop is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop
@@ -84,7 +117,7 @@ class Generation:
         elif len(tokens) == self.sequence.max_len:
             self.finish_reason = FinishReason.LENGTH
             text += self._flush()
-        return self._delta(text, (token_id,))
+        return text
 
     def end(self, reason: FinishReason) -> TokenDelta | None:
         """End it from outside; what was held back until now belongs to its text."""
@@ -121,8 +154,10 @@ class Generation:
     def _flush(self) -> str:
         return self._stops.flush() + self._detokenizer.flush()
 
-    def _delta(self, text: str, token_ids: tuple[int, ...]) -> TokenDelta:
-        delta = TokenDelta(self.request_id, text, self._chars, token_ids, self.index)
+    def _delta(self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] = ()) -> TokenDelta:
+        """What is told of tokens that have just been added, and of text."""
+        position = len(self.sequence.tokens) - self.sequence.prompt_tokens - len(token_ids)
+        delta = TokenDelta(self.request_id, text, self._chars, token_ids, self.index, position, logprobs)
         if text:
             self._texts.append(text)
             self._chars += len(text)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import replace
 
 from engine.batch import ModelInfo
 from engine.choices import Choices
 from engine.config import EngineConfig
-from engine.generation import Generation
+from engine.generation import Generation, ProgressUnusable
 from engine.grammar import Grammars
 from engine.memory import root_hash
 from engine.request import EngineRequest, RequestRefused
@@ -19,6 +20,8 @@ from text.grammar import GrammarError, grammar_of
 from text.limits import PromptRefused, check_prompt, most_tokens
 from text.parameters import check_parameters
 from text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Preparation:
@@ -32,7 +35,20 @@ class Preparation:
         self._grammars = Grammars(tokenizer, info.vocab_size)
 
     def prepare(self, request: EngineRequest, arrived_s: float, max_seq_len: int) -> Choices:
-        """A request's generations, or `RequestRefused`."""
+        """A request's generations, or `RequestRefused`. Progress that it can't have made is left out."""
+        generations = self._generations(request, max_seq_len)
+        try:
+            for progress in request.progress:
+                scores_prompt = progress.index == 0 and request.params.prompt_logprobs is not None
+                # A completion that has its last token already would not have its prompt scored.
+                generations[progress.index].replay(progress.without_last if scores_prompt else progress)
+        except (ProgressUnusable, IndexError) as error:
+            log.warning("request %s begins anew, its progress can't be used: %s", request.id, error)
+            generations = self._generations(request, max_seq_len)
+        return Choices(request, generations, arrived_s)
+
+    def _generations(self, request: EngineRequest, max_seq_len: int) -> list[Generation]:
+        """The request's completions at their beginning."""
         params = request.params
         try:
             tokens = self._checked(request, max_seq_len)
@@ -49,10 +65,9 @@ class Preparation:
             raise RequestRefused(refused.code, str(refused), refused.param) from refused
         except GrammarError as error:
             raise RequestRefused("invalid_request", f"{error.param}: {error}", error.param) from error
-        generations = [
+        return [
             Generation(request.id, index, params, sequence, self._tokenizer) for index, sequence in enumerate(sequences)
         ]
-        return Choices(request, generations, arrived_s)
 
     def _checked(self, request: EngineRequest, max_seq_len: int) -> list[int]:
         params, tokenizer = request.params, self._tokenizer

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from engine.params import RequestRefused, SamplingParams
 
 __all__ = [
-    "Choice", "EngineRequest", "FinishReason", "RequestMetrics", "RequestOutput", "RequestRefused", "SamplingParams",
-    "TokenDelta", "TokenLogprob", "TopLogprob",
+    "Choice", "EngineRequest", "FinishReason", "Progress", "RequestMetrics", "RequestOutput", "RequestRefused",
+    "SamplingParams", "TokenDelta", "TokenLogprob", "TopLogprob",
 ]  # fmt: skip
 
 
@@ -21,6 +21,42 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+
+
+class TopLogprob(NamedTuple):
+    """A token that might have come, and how likely it was: the raw log-softmax, at least -9999."""
+
+    token_id: int
+    token: str
+    """Its text, with U+FFFD where its bytes are no whole character; the name of a special one."""
+    bytes: bytes
+    logprob: float
+
+
+class TokenLogprob(NamedTuple):
+    """The token that came, its place among all, and the likeliest, which it may or may not be one of."""
+
+    token_id: int
+    token: str
+    bytes: bytes
+    logprob: float
+    rank: int
+    top: tuple[TopLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one completion had already when its request was taken over from another engine of the same model."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each token, if the request asks for them."""
+    index: int = 0
+
+    @property
+    def without_last(self) -> Progress:
+        """The same up to its last token."""
+        return Progress(self.token_ids[:-1], self.logprobs[:-1], self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +75,8 @@ class EngineRequest:
     """Monotonic moment after which it isn't wanted: it ends with reason `abort` then, waiting or running."""
     namespace: str = ""
     """Prefixes are shared with requests of the same namespace only."""
+    progress: tuple[Progress, ...] = ()
+    """Where its completions go on from, at most one for each. Its first deltas repeat these tokens and their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +108,10 @@ class TokenDelta:
     token_ids: tuple[int, ...]
     index: int = 0
     """Which of the request's completions it is."""
-
-
-class TopLogprob(NamedTuple):
-    """A token that might have come, and how likely it was: the raw log-softmax, at least -9999."""
-
-    token_id: int
-    token: str
-    """Its text, with U+FFFD where its bytes are no whole character; the name of a special one."""
-    bytes: bytes
-    logprob: float
-
-
-class TokenLogprob(NamedTuple):
-    """The token that came, its place among all, and the likeliest, which it may or may not be one of."""
-
-    token_id: int
-    token: str
-    bytes: bytes
-    logprob: float
-    rank: int
-    top: tuple[TopLogprob, ...]
+    position: int = 0
+    """Tokens of that completion before these."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `token_ids`, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
