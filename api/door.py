@@ -16,6 +16,7 @@ from headrace.contract import Job, new_job_id
 from headrace.wire import WORKER_KEY_PREFIX
 
 from api.admission import Admission
+from api.keyring import Keyring
 from api.metrics import Metrics
 from api.streams import StreamNews
 from api.threads import LedgerThreads
@@ -43,6 +44,7 @@ class Door:
     watch: EndWatch
     streams: StreamNews
     admission: Admission
+    keyring: Keyring
     metrics: Metrics
     threads: LedgerThreads
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,8 +54,9 @@ class Door:
         """Run one of the ledger's methods on a thread."""
         return await self.threads.call(method, *args, **kwargs)
 
-    async def job(self, job_id: str) -> Job | None:
-        return await self.call(self.ledger.get, job_id)
+    async def job(self, job_id: str, tenant: str | None = None) -> Job | None:
+        """The job, if there is one, and it is the tenant's where one is named."""
+        return await self.call(self.ledger.get, job_id, tenant)
 
     async def workers(self) -> dict[str, str]:
         """Names of the workers that consume now, with their models; an unreadable entry doesn't count."""
@@ -93,7 +96,8 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
 
     watch = EndWatch(broker, ended)
     streams = StreamNews(broker)
-    door = Door(settings, ledger, broker, relay, watch, streams, Admission(ledger, threads), metrics, threads)
+    admission, keyring = Admission(ledger, threads), Keyring(ledger.keys, threads)
+    door = Door(settings, ledger, broker, relay, watch, streams, admission, keyring, metrics, threads)
     relay.start()
     try:
         async with _running(watch.listen(), watch.look(), streams.run()):

@@ -9,7 +9,7 @@ import redis
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from headrace.contract import ErrorBody
-from headrace.errors import ApiError, Conflict, NotFound, Unavailable
+from headrace.errors import ApiError, Conflict, NotFound, Unauthorized, Unavailable
 from headrace.validation import bad_request, invalid
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -27,12 +27,16 @@ class ErrorAnswer(BaseModel):
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entries of a route's errors; every route may answer 503."""
-    return {status: {"model": ErrorAnswer, "description": _MEANING[status]} for status in (*statuses, 503)}
+    """The OpenAPI entries of a guarded route's errors; every one may answer 401, 403 and 503."""
+    return {
+        status: {"model": ErrorAnswer, "description": _MEANING[status]} for status in sorted({*statuses, 401, 403, 503})
+    }
 
 
 _MEANING = {
     400: "The request is wrong: `param` names the field, `message` says what is wrong with it",
+    401: "The server asks for an API key, and there is no valid one",
+    403: "The API key lacks the scope, or is another tenant's",
     404: "Unknown job or model",
     409: "The job's state, or the idempotency key, forbids it",
     413: "The body is too large",
@@ -49,7 +53,11 @@ def unknown_job(job_id: str) -> NotFound:
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     body = ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
-    more = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else {}
+    more = {}
+    if isinstance(error, Unavailable):
+        more["Retry-After"] = str(RETRY_AFTER_S)
+    elif isinstance(error, Unauthorized):
+        more["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": body.model_dump()}, error.status, headers={**more, **(headers or {})})
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import redis.asyncio
 from headrace.contract import Job, JobStatus
@@ -47,7 +47,7 @@ class Follower:
         self._whole = last_id is None
         """Whether it has nothing of the completions that aren't in `_chars`; else that isn't known."""
 
-    async def frames(self) -> AsyncIterator[bytes]:
+    async def frames(self) -> AsyncGenerator[bytes]:
         """SSE frames until the job has ended or the process stops."""
         door, woken = self._door, False
         with door.watch.waiting(self._job.id) as news, door.streams.following(self._key, news):

@@ -52,7 +52,7 @@ def demo(
         settings = settings_with(
             home=home,
             model={"model_path": model} if model else None,
-            api={"port": 0},
+            api={"port": 0, "auth": "none"},
             worker={"metrics_port": 0},
             flower_port=0,
         )

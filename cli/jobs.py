@@ -39,7 +39,7 @@ JobId = Annotated[str, typer.Argument(help="Id of the job.", metavar="JOB", pars
 @contextmanager
 def connected(url: str | None) -> Iterator[Client]:
     """A client of the API; what goes wrong with it is told as a Failure."""
-    from headrace import ApiError, BadRequest, Client, ConnectionFailed, HeadraceError, NotFound
+    from headrace import ApiError, BadRequest, Client, ConnectionFailed, HeadraceError, NotFound, Unauthorized
 
     address = api_url(url)
     try:
@@ -52,6 +52,8 @@ def connected(url: str | None) -> Iterator[Client]:
         ) from None
     except NotFound as error:
         raise Failure(error.message, "`headrace jobs` lists jobs, `headrace models list` lists models") from None
+    except Unauthorized as error:
+        raise Failure(error.message, "set HEADRACE_API_KEY; `headrace keys create` makes a key") from None
     except BadRequest as error:
         raise Failure(error.message + (f" ({error.param})" if error.param else ""), code=Exit.USAGE) from None
     except ApiError as error:
@@ -92,7 +94,9 @@ def submit(
     priority: Annotated[Literal["high", "normal", "low"], typer.Option(help="How urgent it is.")] = "normal",
     ttl: Annotated[float | None, typer.Option(min=0, help="Seconds after which it isn't wanted.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: the same key gives the same job.")] = None,
-    tenant: Annotated[str, typer.Option(help="On whose behalf.")] = "default",
+    tenant: Annotated[
+        str | None, typer.Option(help="On whose behalf; by default the API key's tenant, or `default`.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end and print the text.")] = False,
     stream: Annotated[bool, typer.Option("--stream", "-s", help="Print the text as it comes.")] = False,
     timeout: Annotated[float | None, typer.Option(min=0, help="Most seconds to wait; the job goes on.")] = None,

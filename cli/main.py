@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import config, db, demo, doctor, jobs, models, serve, up
+from cli import config, db, demo, doctor, jobs, keys, models, serve, up
 from cli.output import Group
 
 app = typer.Typer(
@@ -53,6 +53,7 @@ app.command("jobs", rich_help_panel=JOBS)(jobs.list_jobs)
 for service in (serve.api, serve.worker, serve.flower):
     app.command(rich_help_panel=SERVE)(service)
 app.add_typer(db.app, name="db", rich_help_panel=CARE)
+app.add_typer(keys.app, name="keys", rich_help_panel=CARE)
 app.add_typer(models.app, name="models", rich_help_panel=CARE)
 app.command(rich_help_panel=CARE)(doctor.doctor)
 app.command("config", rich_help_panel=CARE)(config.show)

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from cli.models import QUANTIZATION, Quantization
 from cli.output import Failure
 
+if TYPE_CHECKING:
+    from settings import Settings
+
 
 def api(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    auth: Annotated[
+        Literal["auto", "keys", "none"] | None,
+        typer.Option(help="Whether requests need an API key; auto: unless only this machine can reach it."),
+    ] = None,
 ) -> None:
-    """Run the HTTP API: jobs and their events, models, health and metrics; /docs describes every route."""
+    """Run the HTTP API: jobs and their events, models, health and metrics; /docs describes every route.
+
+    Where others can reach it, requests need a key (`headrace keys create`), and without any key it doesn't start.
+    """
     from api.main import run_api
     from cli.instance import require_urls
     from settings import settings_with
 
-    listen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    settings = settings_with(api=listen or None)
+    given = {"host": host, "port": port, "auth": auth}
+    settings = settings_with(api={name: value for name, value in given.items() if value is not None} or None)
     require_urls(settings)
+    _must_be_guarded(settings)
     _must_be_bindable(settings.api.host, settings.api.port)
     run_api(settings)
 
@@ -67,6 +78,30 @@ def worker(
     run_worker(settings, ("-n", f"{name}@%h") if name else ())
 
 
+def _must_be_guarded(settings: Settings) -> None:
+    """Raise Failure if others could reach the door, and nobody has said who may.
+
+    A ledger that can't be asked now is no reason not to start: no request is served without it.
+    """
+    if settings.api.auth != "auto" or not settings.api.needs_keys:
+        return
+    from contextlib import suppress
+
+    from ledger import Ledger
+    from ledger.contract import LedgerUnavailable
+
+    ledger = Ledger(settings.ledger_url)
+    try:
+        with suppress(LedgerUnavailable):
+            if not ledger.keys.list(usable=True):
+                raise Failure(
+                    f"the API on {settings.api.host} can be reached by others, and there is no API key",
+                    "make one: `headrace keys create`; --auth keys starts without one, --auth none lets everybody in",
+                )
+    finally:
+        ledger.close()
+
+
 def _must_be_bindable(host: str, port: int) -> None:
     """Raise Failure if no server can listen there now."""
     from cli.ports import obstacle
@@ -92,7 +127,8 @@ def flower(
     import sys
 
     from cli.instance import broker_given, instance_settings
-    from cli.services import flower_arguments, is_loopback
+    from cli.services import flower_arguments
+    from settings import is_loopback
 
     if not is_loopback(address) and not basic_auth:
         raise Failure(

@@ -54,6 +54,7 @@ def child_environment(settings: Settings, at: Addresses) -> dict[str, str]:
         "HEADRACE_FLOWER_PORT": str(at.flower_port),
         "HEADRACE_API__HOST": "127.0.0.1",
         "HEADRACE_API__PORT": str(at.api_port),
+        "HEADRACE_API__AUTH": settings.api.auth,
         "HEADRACE_WORKER__METRICS_PORT": str(at.metrics_port),
         "PYTHONUNBUFFERED": "1",
     }
@@ -142,7 +143,3 @@ def flower_arguments(settings: Settings, address: str, port: int) -> list[str]:
         "-A", FLOWER_APP, "flower", f"--address={address}", f"--port={port}", "--persistent=True",
         f"--db={home / 'flower.db'}", "--state_save_interval=60000", "--max_tasks=20000",
     ]  # fmt: skip
-
-
-def is_loopback(address: str) -> bool:
-    return address in {"127.0.0.1", "::1", "localhost"}

@@ -176,8 +176,8 @@ class LedgerProtocol(Protocol):
         """
         ...
 
-    def counts(self) -> dict[str, dict[JobStatus, int]]:
-        """Jobs by model and status, terminal states included."""
+    def counts(self, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
+        """Jobs by model and status, terminal states included; of one tenant, if it is named."""
         ...
 
     # -- models --------------------------------------------------------------------------------

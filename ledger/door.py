@@ -193,9 +193,11 @@ def retry(connection: Connection, job_id: str) -> Job:
     return fetch(connection, job_id)
 
 
-def counts(connection: Connection) -> dict[str, dict[JobStatus, int]]:
+def counts(connection: Connection, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
     found: dict[str, dict[JobStatus, int]] = {}
     grouped = select(JobRow.model, JobRow.status, func.count()).group_by(JobRow.model, JobRow.status)
+    if tenant is not None:
+        grouped = grouped.where(JobRow.tenant == tenant)
     for model, status, count in connection.execute(grouped):
         found.setdefault(model, {})[status] = count
     return found

@@ -13,6 +13,7 @@ from ledger import attempts, catalogue, deliveries, dispatches, door, integrity,
 from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Dispatch, JobFilter, Lease, LedgerProtocol, Outcome, Renewal, Submission
 from ledger.database import Database, shown
+from ledger.keys import Keys
 
 _PORTION = 1000
 """Databases bound the number of parameters of a statement."""
@@ -31,6 +32,8 @@ class Ledger(LedgerProtocol):
 
     def __init__(self, url: str) -> None:
         self._database = Database(url)
+        self.keys = Keys(self._database)
+        """The API keys of the HTTP door."""
 
     def __repr__(self) -> str:
         return f"Ledger({shown(self._database.url)!r})"
@@ -63,8 +66,8 @@ class Ledger(LedgerProtocol):
     def retry(self, job_id: str) -> Job:
         return self._database.write(lambda c: door.retry(c, job_id))
 
-    def counts(self) -> dict[str, dict[JobStatus, int]]:
-        return self._database.read(door.counts)
+    def counts(self, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
+        return self._database.read(lambda c: door.counts(c, tenant))
 
     # -- models --------------------------------------------------------------------------------
     def register_model(self, card: ModelCard, text_bundle: bytes) -> None:

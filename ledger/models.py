@@ -201,6 +201,24 @@ class ModelRow(Base):
     registered_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
+class ApiKeyRow(Base):
+    """A key of the HTTP door, by its hash."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    """SHA-256 of the token, in hexadecimal digits."""
+    name: Mapped[str] = mapped_column(PlainString(128))
+    tenant: Mapped[str] = mapped_column(PlainString(128))
+    scopes: Mapped[list[str]] = mapped_column(JSON)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    requests_per_minute: Mapped[int | None] = mapped_column(Integer)
+    tokens_per_minute: Mapped[int | None] = mapped_column(Integer)
+
+
 class RoleRow(Base):
     """A duty that one process at a time has."""
 

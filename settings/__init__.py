@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from functools import cached_property, lru_cache
 from importlib.resources.abc import Traversable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,14 +79,29 @@ class WorkerSettings(BaseModel):
     """0 picks a free port."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class ApiSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+    auth: Literal["auto", "keys", "none"] = "auto"
+    """Whether requests need an API key; `auto`: unless `host` is the loopback, which only this machine reaches."""
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
     max_wait_s: float = Field(60.0, ge=0)
     """The longest long-poll; a longer `wait` is cut to it."""
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether a request without a valid API key is refused."""
+        return self.auth == "keys" or (self.auth == "auto" and not is_loopback(self.host))
 
 
 class SettingsFile(YamlConfigSettingsSource):

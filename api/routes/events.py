@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header
 from headrace.validation import invalid
 from starlette.responses import StreamingResponse
 
+from api.access import Reader, while_valid
 from api.door import TheDoor
 from api.errors import responses
 from api.follow import Follower, is_stream_id
@@ -39,6 +40,7 @@ data: {"event":"state","status":"succeeded","attempt":1,"job":{}}
 )
 async def events(
     door: TheDoor,
+    caller: Reader,
     id: str,  # noqa: A002 - the name in the path
     last_event_id: Annotated[str | None, Header(description="Replay what came after this event")] = None,
 ) -> StreamingResponse:
@@ -49,6 +51,8 @@ async def events(
     """
     if last_event_id is not None and not is_stream_id(last_event_id):
         raise invalid("Last-Event-ID: not an id of one of this stream's events", "Last-Event-ID")
-    follower = Follower(door, await find(door, id), last_event_id)
+    follower = Follower(door, await find(door, caller, id), last_event_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(follower.frames(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(
+        while_valid(door, caller, follower.frames()), media_type="text/event-stream", headers=headers
+    )

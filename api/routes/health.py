@@ -11,7 +11,9 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
+from api.access import Scraper
 from api.door import Door, TheDoor
+from api.errors import responses
 from ledger.contract import LedgerUnavailable
 
 router = APIRouter(tags=["health"])
@@ -52,8 +54,8 @@ async def readyz(door: TheDoor, response: Response) -> Readiness:
     return Readiness(ready=ready, checks=named)
 
 
-@router.get("/metrics", summary="Prometheus metrics", response_class=Response)
-async def metrics(door: TheDoor) -> Response:
+@router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=responses())
+async def metrics(door: TheDoor, _: Scraper) -> Response:
     """Metrics of this process, and the ledger's counts of jobs, read at most every few seconds."""
     await door.sample_jobs()
     door.metrics.waiting.set(door.watch.waiters)

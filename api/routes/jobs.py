@@ -10,6 +10,7 @@ from headrace.contract import Job, JobId, JobPage, JobRequest, JobStatus, JobUrl
 from headrace.validation import invalid, job_request
 from pydantic import TypeAdapter, ValidationError
 
+from api.access import Caller, Canceller, Reader, Submitter, revoked, still_valid
 from api.body import read_json
 from api.door import Door, TheDoor
 from api.errors import responses, unknown_job
@@ -74,15 +75,17 @@ def known_id(job_id: str) -> str:
         raise unknown_job(job_id) from None
 
 
-async def find(door: Door, job_id: str) -> Job:
-    job = await door.job(known_id(job_id))
+async def find(door: Door, caller: Caller, job_id: str) -> Job:
+    """The job, if the caller may see it; raises NotFound, also for another tenant's."""
+    job = await door.job(known_id(job_id), caller.tenant)
     if job is None:
         raise unknown_job(job_id)
     return job
 
 
-async def accept(door: Door, request: JobRequest) -> Submission:
-    """Check a request against its model, write it to the ledger, and wake the relay."""
+async def accept(door: Door, caller: Caller, request: JobRequest) -> Submission:
+    """Check a request against its caller and its model, write it to the ledger, and wake the relay."""
+    request = caller.submitted(request)
     await door.admission.check(request)
     try:
         submission = await door.call(door.ledger.submit, request)
@@ -113,6 +116,7 @@ async def submit(
     request: Request,
     response: Response,
     door: TheDoor,
+    caller: Submitter,
     idempotency_key: Annotated[
         str | None,
         Header(
@@ -131,7 +135,7 @@ async def submit(
         raise invalid("the header Idempotency-Key is there more than once", "idempotency_key")
     if idempotency_key is not None and isinstance(fields, dict):
         _add_key(fields, idempotency_key)
-    submission = await accept(door, await to_thread.run_sync(job_request, fields))
+    submission = await accept(door, caller, await to_thread.run_sync(job_request, fields))
     job = shown(request, submission.job)
     response.headers["Location"] = job.urls.self if job.urls else ""
     if not submission.created:
@@ -150,15 +154,17 @@ def _add_key(fields: dict[str, Any], key: str) -> None:
 async def page(
     request: Request,
     door: TheDoor,
+    caller: Reader,
     status: JobStatus | None = None,
     model: Name | None = None,
     tenant: Name | None = None,
     after: Annotated[JobId | None, Query(description="`last_id` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> JobPage:
-    """A page of jobs. `has_more` says whether `after=last_id` gives another one."""
+    """A page of jobs, of the caller's tenant where keys are asked for. `has_more` says whether `after=last_id` gives
+    another one."""
     try:
-        found = await door.call(door.ledger.page, JobFilter(status, model, tenant, after, limit))
+        found = await door.call(door.ledger.page, JobFilter(status, model, caller.listed(tenant), after, limit))
     except ValueError as error:
         raise invalid(f"after: {error}", "after") from None
     return found.model_copy(update={"data": [shown(request, job) for job in found.data]})
@@ -168,6 +174,7 @@ async def page(
 async def get(
     request: Request,
     door: TheDoor,
+    caller: Reader,
     id: str,  # noqa: A002 - the name in the path
     wait: Annotated[
         float,
@@ -180,17 +187,20 @@ async def get(
     ] = 0.0,
 ) -> Job:
     """The job: where it stands, its result and timings when it has ended."""
-    job = await find(door, id)
+    job = await find(door, caller, id)
     if wait > 0 and not job.status.terminal:
         job = await hold(door, request, job, min(wait, door.settings.api.max_wait_s))
+        if not await still_valid(door, caller):
+            raise revoked()
     return shown(request, job)
 
 
 @router.post("/{id}/cancel", summary="Cancel a job", responses=responses(404))
-async def cancel(request: Request, door: TheDoor, id: str) -> Job:  # noqa: A002
+async def cancel(request: Request, door: TheDoor, caller: Canceller, id: str) -> Job:  # noqa: A002
     """Stop a job. A queued one is `cancelled` at once; a running one when its worker has let go of it
     (`cancel_requested` is true until then). A job that has ended stays as it is."""
-    jobs = await door.call(door.ledger.request_cancel, [known_id(id)])
+    await find(door, caller, id)
+    jobs = await door.call(door.ledger.request_cancel, [id])
     if id not in jobs:
         raise unknown_job(id)
     door.relay.wake()
@@ -199,9 +209,9 @@ async def cancel(request: Request, door: TheDoor, id: str) -> Job:  # noqa: A002
 
 
 @router.post("/{id}/retry", summary="Run a job again", responses=responses(404, 409))
-async def retry(request: Request, door: TheDoor, id: str) -> Job:  # noqa: A002
+async def retry(request: Request, door: TheDoor, caller: Submitter, id: str) -> Job:  # noqa: A002
     """Enqueue a job that ended without success once more, its attempts counted from 0."""
-    await find(door, id)
+    await find(door, caller, id)
     job = await door.call(door.ledger.retry, id)
     door.relay.wake()
     return shown(request, job)

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from headrace.contract import JobStatus, ModelCard
 from pydantic import BaseModel
 
+from api.access import Reader
 from api.door import TheDoor
 from api.errors import responses
 
@@ -43,16 +44,19 @@ class QueueList(BaseModel):
 
 
 @router.get("/models", summary="List models", responses=responses())
-async def models(door: TheDoor) -> ModelList:
+async def models(door: TheDoor, _: Reader) -> ModelList:
     """The models that workers have registered, with their limits."""
     cards = await door.admission.cards()
     return ModelList(data=[ModelObject(**cards[name].model_dump()) for name in sorted(cards)])
 
 
 @router.get("/queues", summary="List queues", responses=responses())
-async def queues(door: TheDoor) -> QueueList:
-    """Each model's jobs by status, and the workers that consume its queue."""
-    counts = await door.call(door.ledger.counts)
+async def queues(door: TheDoor, caller: Reader) -> QueueList:
+    """Each model's jobs by status, and the workers that consume its queue.
+
+    Where keys are asked for, the jobs are the caller's tenant's.
+    """
+    counts = await door.call(door.ledger.counts, caller.tenant)
     workers = await door.workers()
     names = sorted({*counts, *workers.values()})
     return QueueList(

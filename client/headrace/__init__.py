@@ -24,10 +24,12 @@ from headrace.errors import (
     BadRequest,
     Conflict,
     ConnectionFailed,
+    Forbidden,
     HeadraceError,
     JobFailed,
     JobTimeout,
     NotFound,
+    Unauthorized,
     Unavailable,
 )
 from headrace.events import JobEvent, StateEvent, TokenEvent
@@ -41,6 +43,7 @@ __all__ = [
     "Client",
     "Conflict",
     "ConnectionFailed",
+    "Forbidden",
     "HeadraceError",
     "Job",
     "JobError",
@@ -62,6 +65,7 @@ __all__ = [
     "TokenEvent",
     "TokenLogprob",
     "TopLogprob",
+    "Unauthorized",
     "Unavailable",
     "Usage",
 ]

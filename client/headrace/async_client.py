@@ -27,6 +27,7 @@ class AsyncClient:
         self,
         base_url: str = "http://127.0.0.1:8000",
         *,
+        api_key: str | None = None,
         timeout: float = 30.0,
         retries: int = 3,
         headers: Mapping[str, str] | None = None,
@@ -34,7 +35,9 @@ class AsyncClient:
     ) -> None:
         self._timeout_s = timeout
         self._retries = retries
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, headers=headers, transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=base_url, timeout=timeout, headers=flows.headers(api_key, headers), transport=transport
+        )
 
     async def submit(
         self, prompt: Prompt | None = None, *, model: str, messages: Messages | None = None, **params: Unpack[JobParams]

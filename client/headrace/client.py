@@ -25,12 +25,14 @@ class Client:
 
     `timeout` (seconds) bounds one exchange with the server, not a job. A lost connection, or an
     answer that says "not now", is tried again up to `retries` times; submitting is idempotent.
+    `api_key` is for a server that asks for one; by default HEADRACE_API_KEY.
     """
 
     def __init__(
         self,
         base_url: str = "http://127.0.0.1:8000",
         *,
+        api_key: str | None = None,
         timeout: float = 30.0,
         retries: int = 3,
         headers: Mapping[str, str] | None = None,
@@ -38,7 +40,9 @@ class Client:
     ) -> None:
         self._timeout_s = timeout
         self._retries = retries
-        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=headers, transport=transport)
+        self._http = httpx.Client(
+            base_url=base_url, timeout=timeout, headers=flows.headers(api_key, headers), transport=transport
+        )
 
     def submit(
         self, prompt: Prompt | None = None, *, model: str, messages: Messages | None = None, **params: Unpack[JobParams]

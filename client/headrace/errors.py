@@ -49,6 +49,14 @@ class BadRequest(ApiError):
     """The request can't be right, whenever it is sent (HTTP 400, 413, 415)."""
 
 
+class Unauthorized(ApiError):
+    """The server asks for an API key, and got none that is valid (HTTP 401)."""
+
+
+class Forbidden(ApiError):
+    """The API key doesn't allow it (HTTP 403)."""
+
+
 class NotFound(ApiError):
     """There is no such job, model or path (HTTP 404)."""
 
@@ -63,6 +71,8 @@ class Unavailable(ApiError):
 
 _BY_STATUS: dict[int, type[ApiError]] = {
     400: BadRequest,
+    401: Unauthorized,
+    403: Forbidden,
     404: NotFound,
     405: BadRequest,
     409: Conflict,

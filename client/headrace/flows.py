@@ -6,6 +6,7 @@ A flow is a generator: it yields `Send` and `Sleep`, is given the `httpx.Respons
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import uuid
@@ -84,6 +85,16 @@ class Deadline:
 
     def error(self, job_id: str, job: Job | None) -> JobTimeout:
         return JobTimeout(job_id, self.timeout_s or 0.0, job)
+
+
+def headers(api_key: str | None, more: Mapping[str, str] | None) -> dict[str, str]:
+    """The headers of every request: the key of `api_key` or HEADRACE_API_KEY, unless `more` has an Authorization."""
+    key = (os.environ.get("HEADRACE_API_KEY", "") if api_key is None else api_key).strip()
+    if not key:
+        return dict(more or {})
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError("the API key can't be right: it holds characters that no key has")
+    return {"Authorization": f"Bearer {key}", **(more or {})}
 
 
 def job_id_of(job: str | Job) -> str:
