@@ -1,12 +1,13 @@
 # Headrace: `make demo` to see it work, `make test` to prove it.
 PYTHON ?= python3
 VENV   ?= .venv
+TOKENS ?= 10000000
 BIN    := $(VENV)/bin
 INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test quick check lint-fix bench-peers bench sanitize redis-server
+.PHONY: help demo install test quick check lint-fix bench-peers bench long-run sanitize redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +39,9 @@ bench-peers: $(VENV)/.tested ## Install vLLM and build llama.cpp into .bench, to
 
 bench: $(VENV)/.tested ## Headrace beside what people run today; writes bench/RESULTS.md
 	$(BIN)/python bench/engine.py
+
+long-run: $(VENV)/.tested ## Ten million tokens (TOKENS=...) through the engine, whose memory must not grow
+	$(BIN)/python -m bench.endurance --tokens $(TOKENS)
 
 sanitize: build/sanitize-address build/sanitize-thread ## The CPU library's C++ under the address, undefined-behaviour and thread sanitizers
 	build/sanitize-address

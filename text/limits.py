@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 
 from text.chat import TemplateError
@@ -57,7 +58,12 @@ def _encode(
     tokenizer: Tokenizer, prompt: str | Sequence[int] | None, messages: Sequence[Mapping[str, str]] | None, param: str
 ) -> list[int]:
     if prompt is not None and not isinstance(prompt, str):
-        return list(prompt)
+        try:
+            return list(map(operator.index, prompt))
+        except TypeError as error:
+            raise PromptRefused("invalid_request", "the prompt must be text or token ids", param) from error
+    if not all(isinstance(message, Mapping) and all(map(_is_str, message.values())) for message in messages or ()):
+        raise PromptRefused("invalid_request", "every message must be an object whose values are texts", param)
     try:
         if prompt is not None:
             prompt.encode()
@@ -70,6 +76,10 @@ def _encode(
         raise PromptRefused("template_error", str(error), param) from error
     except UnicodeEncodeError as error:
         raise PromptRefused("invalid_request", f"the text is not valid Unicode: {error.reason}", param) from error
+
+
+def _is_str(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:

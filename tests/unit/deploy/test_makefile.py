@@ -20,7 +20,9 @@ def make(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "quick", "check", "bench", "bench-peers", "lint-fix", "install"])
+@pytest.mark.parametrize(
+    "target", ["demo", "test", "quick", "check", "bench", "bench-peers", "long-run", "lint-fix", "install"]
+)
 def test_the_target_is_there_and_explained(target: str, tmp_path: Path) -> None:
     done = make("--dry-run", target, f"VENV={tmp_path}/venv")
     assert done.returncode == 0, done.stderr
@@ -58,7 +60,7 @@ def test_the_suites_that_it_names_exist() -> None:
 
 def test_what_it_runs_with_python_exists() -> None:
     modules = re.findall(r"python -m (bench\.\w+)", MAKEFILE)
-    assert modules == ["bench.peers"]
+    assert modules == ["bench.peers", "bench.endurance"]
     for module in modules:
         assert (ROOT / module.replace(".", "/") / "__main__.py").exists()
     for script in re.findall(r"python (bench/\w+\.py)", MAKEFILE):

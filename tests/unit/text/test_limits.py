@@ -96,3 +96,16 @@ def test_exactly_one_of_prompt_and_messages_is_wanted(byte_level: Tokenizer) -> 
     chat = [{"role": "user", "content": "hi"}]
     assert refused(byte_level).code == "invalid_request"
     assert refused(byte_level, prompt="x", messages=chat).code == "invalid_request"
+
+
+@pytest.mark.parametrize("prompt", [3.5, ("a", "b"), (5, 6.0), [None], object()])
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(byte_level: Tokenizer, prompt: Any) -> None:
+    error = refused(byte_level, prompt=prompt)
+    assert (error.code, error.param) == ("invalid_request", "prompt")
+    assert "token ids" in str(error)
+
+
+@pytest.mark.parametrize("messages", [("hi",), ({"role": "user", "content": 3},), ({"role": "user", "content": None},)])
+def test_a_message_that_is_no_object_of_texts_is_refused(byte_level: Tokenizer, messages: Any) -> None:
+    error = refused(byte_level, messages=messages)
+    assert (error.code, error.param) == ("invalid_request", "messages")
