@@ -41,14 +41,14 @@ class Admission:
             self._read_s = time.monotonic()
         return self._cards
 
-    async def check(self, request: JobRequest) -> None:
-        """Raise NotFound for an unknown model and BadRequest for what it can't run."""
+    async def check(self, request: JobRequest) -> int:
+        """The most tokens that it may take. Raises NotFound for an unknown model, BadRequest for what it can't run."""
         card = await self.card(request.model)
         if request.messages is not None and not card.chat:
             raise invalid(f"model {card.id!r} has no chat template: give a prompt", "messages")
         tokenizer = await self._tokenizer(card)
         try:
-            await to_thread.run_sync(partial(_check, request, card, tokenizer), limiter=self._encoding)
+            return await to_thread.run_sync(partial(_check, request, card, tokenizer), limiter=self._encoding)
         except PromptRefused as refused:
             raise invalid(str(refused), refused.param, refused.code) from None
 
@@ -84,8 +84,9 @@ class Admission:
         return Tokenizer(TextBundle.from_bytes(data))
 
 
-def _check(request: JobRequest, card: ModelCard, tokenizer: Tokenizer) -> None:
-    """Raise `PromptRefused` for what this model can't run: the engine asks the same functions."""
+def _check(request: JobRequest, card: ModelCard, tokenizer: Tokenizer) -> int:
+    """Tokens that it may take at most. Raises `PromptRefused` for what this model can't run: the engine asks the same
+    functions."""
     tokens = check_prompt(
         tokenizer,
         prompt=request.prompt,
@@ -100,3 +101,4 @@ def _check(request: JobRequest, card: ModelCard, tokenizer: Tokenizer) -> None:
         vocab_size=card.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
     )
+    return len(tokens) + request.n * min(request.max_tokens, card.max_seq_len - len(tokens))

@@ -16,13 +16,14 @@ from headrace.contract import Job, new_job_id
 from headrace.wire import WORKER_KEY_PREFIX
 
 from api.admission import Admission
+from api.bounds import QueueBounds
 from api.keyring import Keyring
 from api.metrics import Metrics
 from api.streams import StreamNews
 from api.threads import LedgerThreads
 from api.watch import EndWatch
 from ledger import Ledger
-from ledger.contract import LedgerUnavailable
+from ledger.contract import LedgerUnavailable, Windows
 from ledger.relay import Relay
 from ledger.transport import CeleryTransport
 from settings import Settings
@@ -45,6 +46,7 @@ class Door:
     streams: StreamNews
     admission: Admission
     keyring: Keyring
+    bounds: QueueBounds
     metrics: Metrics
     threads: LedgerThreads
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,7 +91,15 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
     )
     broker = redis.asyncio.Redis.from_pool(pool)
     transport = CeleryTransport(settings.broker_url)
-    relay = Relay(ledger, transport, f"api-{new_job_id()}", settings.relay_interval_s, broker=transport)
+    relay = Relay(
+        ledger,
+        transport,
+        f"api-{new_job_id()}",
+        settings.relay_interval_s,
+        broker=transport,
+        windows=Windows(settings.queue.window_jobs, settings.model.tenant_weights),
+        aging_s=settings.model.aging_s,
+    )
 
     async def ended(job_ids: Collection[str]) -> frozenset[str]:
         return await threads.call(ledger.ended, list(job_ids))
@@ -97,7 +107,8 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
     watch = EndWatch(broker, ended)
     streams = StreamNews(broker)
     admission, keyring = Admission(ledger, threads), Keyring(ledger.keys, threads)
-    door = Door(settings, ledger, broker, relay, watch, streams, admission, keyring, metrics, threads)
+    bounds = QueueBounds(ledger, threads, settings.queue)
+    door = Door(settings, ledger, broker, relay, watch, streams, admission, keyring, bounds, metrics, threads)
     relay.start()
     try:
         async with _running(watch.listen(), watch.look(), streams.run()):

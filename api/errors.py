@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,7 @@ _MEANING = {
     409: "The job's state, or the idempotency key, forbids it",
     413: "The body is too large",
     415: "The body is not declared to be JSON",
+    429: "Too much waits already: `Retry-After` says when to ask again",
     503: "The database, or the broker, is away: `Retry-After` says when to ask again",
 }
 
@@ -53,10 +55,9 @@ def unknown_job(job_id: str) -> NotFound:
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     body = ErrorBody(message=error.message, type=error.type, param=error.param, code=error.code)
-    more = {}
-    if isinstance(error, Unavailable):
-        more["Retry-After"] = str(RETRY_AFTER_S)
-    elif isinstance(error, Unauthorized):
+    pause_s = error.retry_after_s or (RETRY_AFTER_S if isinstance(error, Unavailable) else None)
+    more = {} if pause_s is None else {"Retry-After": str(math.ceil(pause_s))}
+    if isinstance(error, Unauthorized):
         more["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": body.model_dump()}, error.status, headers={**more, **(headers or {})})
 

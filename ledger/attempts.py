@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from ledger.clock import db_now
 from ledger.contract import Lease, Outcome, Renewal, Topic
 from ledger.models import JobRow, ResultRow
-from ledger.rows import RESULT_FIELDS, WHY, dispatch, drop_publications, end, insert_jobs, lock_jobs
+from ledger.rows import RESULT_FIELDS, WHY, dispatch, end, insert_jobs, lock_jobs
 from ledger.states import CANCELLED, EXPIRED, FAILED, QUEUED, RUNNING, SUCCEEDED, move
 
 _MAX_RAW_CHARS = 65_536
@@ -132,7 +132,6 @@ def _write(connection: Connection, ends: Sequence[tuple[Row[Any], Outcome]]) -> 
     for status, rows in changes.items():
         connection.execute(_COMMIT[status], rows)
     connection.execute(insert(ResultRow), results)
-    drop_publications(connection, [row.id for row, _ in ends])
 
 
 def _tellable(value: object) -> bool:

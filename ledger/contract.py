@@ -8,8 +8,8 @@ is raised when the database can't be reached.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
@@ -129,6 +129,35 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """How much of the queue the broker is given; the rest waits in the ledger, where tenants take turns."""
+
+    jobs: int = 128
+    """Messages of one model and class of priority that the broker may hold unclaimed."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of tenants; 1 for those not named."""
+
+
+DEFAULT_WINDOWS = Windows()
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What one tenant has waiting for one model."""
+
+    jobs: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How fast jobs of one model end, going by the newest of them."""
+
+    jobs_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class JobFilter:
     status: JobStatus | None = None
     model: str | None = None
@@ -141,8 +170,10 @@ class LedgerProtocol(Protocol):
     """`ledger.Ledger(url)` is the implementation, for SQLite (WAL) and PostgreSQL."""
 
     # -- the door ------------------------------------------------------------------------------
-    def submit(self, request: JobRequest, job_id: str | None = None) -> Submission:
+    def submit(self, request: JobRequest, job_id: str | None = None, tokens: int | None = None) -> Submission:
         """Write the job as `queued` and its outbox row, in one transaction; draw the seed if there is none.
+
+        `tokens`, which the job may take at most, are guessed from the prompt's length if nobody has counted.
 
         Raises IdempotencyConflict, also for an id that is another request's, and ValueError for a deadline in the
         past.
@@ -178,6 +209,18 @@ class LedgerProtocol(Protocol):
 
     def counts(self, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
         """Jobs by model and status, terminal states included; of one tenant, if it is named."""
+        ...
+
+    def submitted(self, tenant: str, idempotency_key: str) -> bool:
+        """Whether a job of this tenant has the key."""
+        ...
+
+    def backlog(self, tenant: str | None = None) -> dict[tuple[str, str], Backlog]:
+        """What is queued, by model and tenant; of one tenant, if it is given."""
+        ...
+
+    def drains(self, models: Sequence[str]) -> dict[str, Drain]:
+        """How fast jobs of these models end now."""
         ...
 
     # -- models --------------------------------------------------------------------------------
@@ -217,13 +260,21 @@ class LedgerProtocol(Protocol):
         ...
 
     # -- the relay -----------------------------------------------------------------------------
-    def outbox(self, limit: int) -> list[Dispatch]:
-        """The oldest rows to send; for a few seconds they are this caller's alone, then due again unless they were
-        reported `sent`. Sending is at least once; the claim drops doubles."""
+    def outbox(self, limit: int, windows: Windows = DEFAULT_WINDOWS) -> list[Dispatch]:
+        """The rows whose turn it is: revocations, and jobs as far as the windows have room, fairly between tenants.
+
+        For a few seconds they are this caller's alone, then due again unless they were reported `sent`. Sending is at
+        least once; the claim drops doubles.
+        """
         ...
 
     def sent(self, ids: Sequence[int]) -> None:
-        """Delete outbox rows that were sent."""
+        """The broker has taken these: revocations are done with, jobs wait in its windows until they are claimed."""
+        ...
+
+    def raise_aged(self, aging_s: float, windows: Windows = DEFAULT_WINDOWS) -> int:
+        """Have jobs that the broker has held unclaimed for `aging_s` sent again in the first class, a few at a time.
+        Returns how many."""
         ...
 
     def reap(self, limit: int = 500) -> int:
@@ -232,16 +283,16 @@ class LedgerProtocol(Protocol):
         ...
 
     def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
-        """Queued jobs that have no outbox row and have been so for a while; `Dispatch.id` is 0."""
+        """Queued jobs whose message was sent a while ago; `Dispatch.id` is 0."""
         ...
 
     def sent_counts(self) -> dict[str, dict[JobStatus, int]]:
-        """Queued and running jobs by model and status whose message the broker should hold: no outbox row is to
-        publish them. Cheap, however many jobs have ended."""
+        """Queued and running jobs by model and status whose message the broker should hold. Cheap, however many jobs
+        have ended, or wait to be sent."""
         ...
 
     def republish(self, job_ids: Sequence[str]) -> int:
-        """Give each of these jobs that is still queued an outbox row."""
+        """Have a message sent for each of these jobs that is still queued, unless one is to be sent already."""
         ...
 
     def elect(self, role: str, owner: str, ttl_s: float) -> bool:
@@ -258,7 +309,7 @@ class LedgerProtocol(Protocol):
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken: terminal and a result or an error, lease iff running,
-        no outbox row for an ended job but a revoke, attempts within bounds."""
+        a place in the queue iff queued, attempts within bounds."""
         ...
 
     def close(self) -> None: ...

@@ -16,7 +16,7 @@ from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Lease, Verdict
 from ledger.door import new_row, with_seed
 from ledger.models import MAX_ID_CHARS, JobRow, RevocationRow
-from ledger.rows import end, insert_jobs, lock_jobs
+from ledger.rows import drop_publications, end, insert_jobs, lock_jobs
 from ledger.states import CANCELLED, EXPIRED, FAILED, LIVE, RUNNING, move
 
 _COLUMNS = (
@@ -97,6 +97,8 @@ def claim(
         connection.execute(
             start.values(attempt=JobRow.attempt + 1, fence=JobRow.fence + 1, worker=owner, lease_until=db_now(lease_s))
         )
+        if queued := [job_id for job_id in started if job_id not in absent]:
+            drop_publications(connection, queued)
     for verdict, (status, reason) in ENDS.items():
         end(connection, ended[verdict], status, reason)
     return results

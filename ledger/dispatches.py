@@ -8,45 +8,55 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.contract import JobStatus, Reason
-from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy import delete, exists, func, literal, or_, select, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from ledger.clock import db_now
+from ledger.clock import UtcTime, db_now
 from ledger.contract import Dispatch, Topic, Verdict
 from ledger.deliveries import ENDS, verdict_on
+from ledger.lines import Line
 from ledger.models import JobRow, OutboxRow, RoleRow
-from ledger.rows import dispatch, end
-from ledger.states import EXPIRED, LIVE, QUEUED, RUNNING, is_in, move
+from ledger.rows import dispatch, drop_publications, end
+from ledger.states import EXPIRED, QUEUED, RUNNING, is_in, move
 
 HOLD_S = 3.0
 """A relay that took outbox rows and didn't report them sent loses them to others after this long."""
 _MAX_BACKOFF_S = 60.0
 
 
-def due(connection: Connection) -> bool:
-    """Whether any message waits to be sent. Costs no write."""
-    return connection.execute(select(exists().where(OutboxRow.due_at <= db_now()))).scalar_one()
-
-
-def outbox(connection: Connection, limit: int) -> list[Dispatch]:
-    """Take messages: no other relay sees them for `HOLD_S`."""
+def take(connection: Connection, ids: Sequence[int]) -> list[Dispatch]:
+    """Take those of the messages that are still to be sent, in the order of `ids`: no other relay sees them for
+    `HOLD_S`."""
     taken = connection.execute(
-        select(OutboxRow.id, OutboxRow.topic, OutboxRow.job_id, JobRow.model, JobRow.priority, JobRow.fence)
+        select(
+            OutboxRow.id, OutboxRow.topic, OutboxRow.line, OutboxRow.job_id, JobRow.model, JobRow.priority, JobRow.fence
+        )
         .join(JobRow, JobRow.id == OutboxRow.job_id)
-        .where(OutboxRow.due_at <= db_now())
-        .order_by(OutboxRow.due_at, OutboxRow.id)
-        .limit(limit)
+        .where(OutboxRow.id.in_(ids), OutboxRow.due_at <= db_now(), OutboxRow.sent_at.is_(None))
         .with_for_update(of=OutboxRow, skip_locked=True)
     ).all()
     if taken:
         held = update(OutboxRow).where(OutboxRow.id.in_([row.id for row in taken]))
         connection.execute(held.values(due_at=db_now(HOLD_S)))
-    return [Dispatch(row.id, row.topic, row.job_id, row.model, row.priority, row.fence) for row in taken]
+    place = {row_id: place for place, row_id in enumerate(ids)}
+    return [
+        Dispatch(
+            row.id,
+            row.topic,
+            row.job_id,
+            row.model,
+            Line.parse(row.line).priority if row.line is not None else row.priority,
+            row.fence,
+        )
+        for row in sorted(taken, key=lambda row: place[row.id])
+    ]
 
 
 def sent(connection: Connection, ids: Sequence[int]) -> None:
-    connection.execute(delete(OutboxRow).where(OutboxRow.id.in_(ids)))
+    rows = OutboxRow.id.in_(ids)
+    connection.execute(update(OutboxRow).where(rows, OutboxRow.topic == Topic.PUBLISH).values(sent_at=db_now()))
+    connection.execute(delete(OutboxRow).where(rows, OutboxRow.topic != Topic.PUBLISH))
 
 
 def reap(connection: Connection, limit: int) -> int:
@@ -99,25 +109,33 @@ def backoff_s(lost_attempts: int) -> float:
     return min(_MAX_BACKOFF_S, 2.0 ** (lost_attempts - 1)) * random.uniform(0.75, 1.25)  # noqa: S311 (no secret)
 
 
+_to_send = exists().where(OutboxRow.job_id == JobRow.id, OutboxRow.sent_at.is_(None))
+_sent_since = select(func.max(OutboxRow.sent_at)).where(OutboxRow.job_id == JobRow.id).scalar_subquery()
+
+
 def queued(connection: Connection, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
+    since = func.coalesce(_sent_since, JobRow.queued_at, type_=UtcTime())
     settled = (
         select(JobRow.id, JobRow.model, JobRow.priority)
-        .where(is_in(QUEUED), JobRow.model == model, JobRow.queued_at <= db_now(-older_than_s))
-        .where(~exists().where(OutboxRow.job_id == JobRow.id))
-        .order_by(JobRow.queued_at)
+        .where(is_in(QUEUED), JobRow.model == model, ~_to_send, since <= db_now(-older_than_s))
+        .order_by(since, JobRow.id)
         .limit(limit)
     )
     return [Dispatch(0, Topic.PUBLISH, row.id, row.model, row.priority) for row in connection.execute(settled)]
 
 
 def sent_counts(connection: Connection) -> dict[str, dict[JobStatus, int]]:
-    """Each state in one statement: between two of them jobs come and go."""
     counts: dict[str, dict[JobStatus, int]] = {}
-    to_send = select(OutboxRow.job_id).where(OutboxRow.topic == Topic.PUBLISH)
-    sent = func.count().filter(JobRow.id.not_in(to_send))
-    for status in LIVE:
-        for model, count in connection.execute(select(JobRow.model, sent).where(is_in(status)).group_by(JobRow.model)):
-            counts.setdefault(model, {})[status] = count
+    waiting = (
+        select(JobRow.model, literal(QUEUED.value), func.count())
+        .join(OutboxRow, OutboxRow.job_id == JobRow.id)
+        .where(is_in(QUEUED), OutboxRow.sent_at.is_not(None))
+        .group_by(JobRow.model)
+    )
+    running = select(JobRow.model, literal(RUNNING.value), func.count()).where(is_in(RUNNING)).group_by(JobRow.model)
+    # One statement: between two of them jobs come and go.
+    for model, status, count in connection.execute(union_all(waiting, running)):
+        counts.setdefault(model, {})[JobStatus(status)] = count
     return counts
 
 
@@ -125,7 +143,7 @@ def republish(connection: Connection, job_ids: Sequence[str]) -> int:
     lost = (
         connection.execute(
             select(JobRow.id)
-            .where(JobRow.id.in_(job_ids), is_in(QUEUED), ~exists().where(OutboxRow.job_id == JobRow.id))
+            .where(JobRow.id.in_(job_ids), is_in(QUEUED), ~_to_send)
             .order_by(JobRow.id)
             .with_for_update()
         )
@@ -133,7 +151,7 @@ def republish(connection: Connection, job_ids: Sequence[str]) -> int:
         .all()
     )
     if lost:
-        connection.execute(update(JobRow).where(JobRow.id.in_(lost)).values(queued_at=db_now()))
+        drop_publications(connection, lost)
         dispatch(connection, Topic.PUBLISH, lost)
     return len(lost)
 

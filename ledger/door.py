@@ -20,6 +20,10 @@ from ledger.states import CANCELLED, QUEUED, RETRYABLE, RUNNING, move
 
 REMEMBERED_S = 86_400.0
 """How long a revoke waits for its job."""
+_TEXT_CHARS = 4
+"""Of one token, where tokens are guessed."""
+_MOST_TOKENS = 2**31
+"""No context of any model is as long."""
 ENDED_CHUNK = 1000
 """Ids in one statement."""
 
@@ -29,7 +33,16 @@ def with_seed(request: JobRequest) -> JobRequest:
     return request if request.seed is not None else request.model_copy(update={"seed": secrets.randbits(63)})
 
 
-def new_row(job_id: str, asked: JobRequest, seeded: JobRequest, now: datetime) -> dict[str, Any]:
+def guessed_tokens(request: JobRequest) -> int:
+    """Tokens that the job may take, if nobody has counted its prompt's and looked at its model's limits."""
+    parts = [m.content for m in request.messages] if request.messages is not None else [request.prompt or ""]
+    prompt_tokens = sum(-(-len(part) // _TEXT_CHARS) if isinstance(part, str) else len(part) for part in parts)
+    return min(prompt_tokens + request.n * request.max_tokens, _MOST_TOKENS)
+
+
+def new_row(
+    job_id: str, asked: JobRequest, seeded: JobRequest, now: datetime, tokens: int | None = None
+) -> dict[str, Any]:
     """Columns of a job that is queued now. The fingerprint is that of the request before its seed was drawn."""
     return {
         "id": job_id,
@@ -45,6 +58,7 @@ def new_row(job_id: str, asked: JobRequest, seeded: JobRequest, now: datetime) -
         "accepted_at": now,
         "queued_at": now,
         "deadline": asked.deadline_from(now),
+        "tokens": guessed_tokens(asked) if tokens is None else tokens,
         "idempotency_key": asked.idempotency_key,
         "fingerprint": asked.fingerprint(),
         "metadata": asked.metadata,
@@ -53,11 +67,16 @@ def new_row(job_id: str, asked: JobRequest, seeded: JobRequest, now: datetime) -
 
 
 def submit(
-    connection: Connection, asked: JobRequest, seeded: JobRequest, job_id: str, own_id: bool = False
+    connection: Connection,
+    asked: JobRequest,
+    seeded: JobRequest,
+    job_id: str,
+    own_id: bool = False,
+    tokens: int | None = None,
 ) -> Submission:
     """Write the job and its outbox row. `own_id`: the id is fresh, so a row that has it is this very submission's."""
     now = connection.execute(select(db_now())).scalar_one()
-    row = new_row(job_id, asked, seeded, now)
+    row = new_row(job_id, asked, seeded, now, tokens)
     if row["deadline"] is not None and row["deadline"] <= now:
         raise ValueError(f"the deadline {row['deadline'].isoformat()} has passed")
     if insert_jobs(connection, [row]):

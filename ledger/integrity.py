@@ -12,6 +12,7 @@ from ledger.states import LIVE, QUEUED, RUNNING, SUCCEEDED
 _terminal = JobRow.status.not_in(LIVE)
 _has_result = exists().where(ResultRow.job_id == JobRow.id)
 _has_text = exists().where(ResultRow.job_id == JobRow.id, ResultRow.text.is_not(None))
+_has_place = exists().where(OutboxRow.job_id == JobRow.id, OutboxRow.topic == Topic.PUBLISH)
 
 BROKEN: dict[str, ColumnElement[bool]] = {
     "a success without a result": (JobRow.status == SUCCEEDED) & ~_has_text,
@@ -29,9 +30,8 @@ BROKEN: dict[str, ColumnElement[bool]] = {
     "attempts out of bounds": or_(JobRow.attempt < 0, JobRow.attempt > JobRow.max_attempts),
     "a queued job that used up its attempts": (JobRow.status == QUEUED) & (JobRow.attempt >= JobRow.max_attempts),
     "a queued job that is to be cancelled": (JobRow.status == QUEUED) & JobRow.cancel_requested,
-    "an ended job that is still to be published": (
-        _terminal & exists().where(OutboxRow.job_id == JobRow.id, OutboxRow.topic == Topic.PUBLISH)
-    ),
+    "a place in the queue without a queued job": (JobRow.status != QUEUED) & _has_place,
+    "a queued job without a place in the queue": (JobRow.status == QUEUED) & ~_has_place,
 }
 
 _FINDINGS = union_all(

@@ -9,9 +9,23 @@ from functools import partial
 from headrace.contract import Job, JobPage, JobRequest, JobStatus, ModelCard, Reason, new_job_id
 from sqlalchemy import select
 
-from ledger import attempts, catalogue, deliveries, dispatches, door, integrity, migrate
+from ledger import attempts, catalogue, deliveries, dispatches, door, integrity, lines, migrate, pressure
 from ledger.clock import db_now
-from ledger.contract import Claim, ClaimResult, Dispatch, JobFilter, Lease, LedgerProtocol, Outcome, Renewal, Submission
+from ledger.contract import (
+    DEFAULT_WINDOWS,
+    Backlog,
+    Claim,
+    ClaimResult,
+    Dispatch,
+    Drain,
+    JobFilter,
+    Lease,
+    LedgerProtocol,
+    Outcome,
+    Renewal,
+    Submission,
+    Windows,
+)
 from ledger.database import Database, shown
 from ledger.keys import Keys
 
@@ -39,9 +53,11 @@ class Ledger(LedgerProtocol):
         return f"Ledger({shown(self._database.url)!r})"
 
     # -- the door ------------------------------------------------------------------------------
-    def submit(self, request: JobRequest, job_id: str | None = None) -> Submission:
+    def submit(self, request: JobRequest, job_id: str | None = None, tokens: int | None = None) -> Submission:
         name, seeded = job_id or new_job_id(), door.with_seed(request)
-        return self._database.write(lambda c: door.submit(c, request, seeded, name, own_id=job_id is None))
+        return self._database.write(
+            lambda c: door.submit(c, request, seeded, name, own_id=job_id is None, tokens=tokens)
+        )
 
     def get(self, job_id: str, tenant: str | None = None) -> Job | None:
         return self._database.read(lambda c: door.get(c, job_id, tenant))
@@ -68,6 +84,15 @@ class Ledger(LedgerProtocol):
 
     def counts(self, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
         return self._database.read(lambda c: door.counts(c, tenant))
+
+    def submitted(self, tenant: str, idempotency_key: str) -> bool:
+        return self._database.read(lambda c: pressure.submitted(c, tenant, idempotency_key))
+
+    def backlog(self, tenant: str | None = None) -> dict[tuple[str, str], Backlog]:
+        return self._database.read(lambda c: pressure.backlog(c, tenant))
+
+    def drains(self, models: Sequence[str]) -> dict[str, Drain]:
+        return self._database.read(lambda c: {model: pressure.drain(c, model) for model in models})
 
     # -- models --------------------------------------------------------------------------------
     def register_model(self, card: ModelCard, text_bundle: bytes) -> None:
@@ -100,11 +125,13 @@ class Ledger(LedgerProtocol):
         self._database.write(lambda c: attempts.reject(c, job_id, model, reason, message, raw))
 
     # -- the relay -----------------------------------------------------------------------------
-    def outbox(self, limit: int) -> list[Dispatch]:
-        """The rows to send now, oldest first. They are this caller's for `dispatches.HOLD_S`."""
-        if not self._database.read(dispatches.due):
-            return []
-        return self._database.write(lambda c: dispatches.outbox(c, limit))
+    def outbox(self, limit: int, windows: Windows = DEFAULT_WINDOWS) -> list[Dispatch]:
+        """They are this caller's for `dispatches.HOLD_S`."""
+        turns = self._database.read(lambda c: lines.turns(c, limit, windows))
+        return self._database.write(lambda c: dispatches.take(c, turns)) if turns else []
+
+    def raise_aged(self, aging_s: float, windows: Windows = DEFAULT_WINDOWS) -> int:
+        return self._database.write(lambda c: lines.raise_aged(c, aging_s, windows))
 
     def sent(self, ids: Sequence[int]) -> None:
         if ids:

@@ -100,6 +100,8 @@ class JobRow(Base):
     time_to_first_token_ms: Mapped[float | None] = mapped_column(Double)
     generation_time_ms: Mapped[float | None] = mapped_column(Double)
     total_time_ms: Mapped[float | None] = mapped_column(Double)
+    tokens: Mapped[int | None] = mapped_column(BigInteger)
+    """Of the prompt, and the most that it may generate; a guess where nobody has counted the prompt's."""
     prompt_tokens: Mapped[int | None] = mapped_column(Integer)
     completion_tokens: Mapped[int | None] = mapped_column(Integer)
     idempotency_key: Mapped[str | None] = mapped_column(PlainString(255))
@@ -127,11 +129,12 @@ class JobRow(Base):
         Index("ix_jobs_tenant_status_created", "tenant", "status", "created_at", "id"),
         Index("ix_jobs_model_created", "model", "created_at", "id"),
         Index("ix_jobs_status_created", "status", "created_at", "id"),
-        Index("ix_jobs_model_status", "model", "status"),
+        Index("ix_jobs_model_status_finished", "model", "status", "finished_at"),
         Index(
-            "ix_jobs_queued",
+            "ix_jobs_waiting",
             "model",
-            "queued_at",
+            "tenant",
+            "tokens",
             postgresql_where=text("status = 'queued'"),
             sqlite_where=text("status = 'queued'"),
         ),
@@ -169,16 +172,43 @@ class ResultRow(Base):
 
 
 class OutboxRow(Base):
-    """A message to send. It is deleted when the broker took it; ids are never used again."""
+    """A message to send; ids are never used again.
+
+    A job's own message is its place in the queue: the row of every queued job stays, marked as sent, until the job is
+    claimed or ends. `ledger.lines` says whose turn it is.
+    """
 
     __tablename__ = "outbox"
-    __table_args__ = (Index("ix_outbox_due", "due_at", "id"), {"sqlite_autoincrement": True})
+    __table_args__ = (
+        Index(
+            "ix_outbox_unsent",
+            "line",
+            "due_at",
+            "id",
+            postgresql_where=text("sent_at IS NULL"),
+            sqlite_where=text("sent_at IS NULL"),
+        ),
+        Index(
+            "ix_outbox_sent",
+            "line",
+            "sent_at",
+            postgresql_where=text("sent_at IS NOT NULL"),
+            sqlite_where=text("sent_at IS NOT NULL"),
+        ),
+        {"sqlite_autoincrement": True},
+    )
 
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
     topic: Mapped[Topic] = mapped_column(_words(Topic, 16))
+    line: Mapped[str | None] = mapped_column(PlainString(300))
+    """Model, class and tenant, as `ledger.lines` writes them; NULL for what is sent whatever else waits."""
     due_at: Mapped[datetime] = mapped_column(UtcTime)
     """Not to be sent before this; a relay that takes a row moves it ahead, so that no other relay sends it too."""
+    sent_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    """When the broker took it."""
+    raised: Mapped[bool] = mapped_column(server_default=false())
+    """Whether it has waited so long that it stands in the first class's line."""
 
 
 class RevocationRow(Base):

@@ -1,7 +1,7 @@
 """The relay: carries the outbox to the broker, and tends to jobs that nobody holds.
 
 Every process that writes to the ledger may run one. Each drains the outbox (a row goes to one relay at a time);
-one of them, elected, reaps and reconciles.
+one of them, elected, reaps, reconciles, and raises what has waited for too long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ledger.contract import Dispatch, LedgerProtocol, LedgerUnavailable, Topic
+from ledger.contract import DEFAULT_WINDOWS, Dispatch, LedgerProtocol, LedgerUnavailable, Topic, Windows
 from ledger.reconciler import BrokerView, Reconciler
 from ledger.transport import BrokerAway
 
@@ -77,7 +77,8 @@ class Duty:
 class Relay:
     """A thread that sends what the outbox holds, every `interval_s` and whenever `wake()` is called.
 
-    `broker` (usually the same object as `publisher`) is needed to find lost messages; without it nothing is reconciled.
+    `aging_s` is how long the broker may hold a job unclaimed before the job is raised to the first class. `broker`
+    (usually the same object as `publisher`) is needed to find lost messages; without it nothing is reconciled.
     """
 
     def __init__(
@@ -87,10 +88,14 @@ class Relay:
         owner: str,
         interval_s: float = 0.5,
         broker: BrokerView | None = None,
+        windows: Windows = DEFAULT_WINDOWS,
+        aging_s: float = 60.0,
     ) -> None:
         self._ledger = ledger
         self._publisher = publisher
         self._owner = owner
+        self._windows = windows
+        self._aging_s = aging_s
         self._reconciler = Reconciler(ledger, broker) if broker is not None else None
         self._sending = Duty("sending", self._send, interval_s)
         self._tending = Duty("reaping and reconciling", self.tend, TEND_S)
@@ -115,9 +120,9 @@ class Relay:
             self._thread.join(timeout_s)
 
     def drain(self) -> int:
-        """Send everything that is due. Returns how many rows that was."""
+        """Send everything whose turn it is. Returns how many rows that was."""
         count = 0
-        while rows := self._ledger.outbox(_BATCH):
+        while rows := self._ledger.outbox(_BATCH, self._windows):
             if publications := [row for row in rows if row.topic is Topic.PUBLISH]:
                 self._publisher.publish(publications)
             if revocations := [row for row in rows if row.topic is Topic.REVOKE]:
@@ -127,7 +132,7 @@ class Relay:
         return count
 
     def tend(self) -> None:
-        """If this relay is the elected one: reap, and look for lost messages."""
+        """If this relay is the elected one: reap, raise what is aged, and look for lost messages."""
         asked_s = time.monotonic()
         try:
             elected = self._ledger.elect(ROLE, self._owner, TERM_S)
@@ -142,6 +147,8 @@ class Relay:
         if self._reap_from_s <= time.monotonic():
             while self._ledger.reap(_BATCH) >= _BATCH:
                 pass
+        if self._ledger.raise_aged(self._aging_s, self._windows):
+            self.wake()
         if self._reconciler is not None:
             self._reconciler.round()
 

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.contract import Job, JobError, JobResult, JobStatus, Reason, Timings
-from sqlalchemy import Result, Row, Select, delete, insert, select
+from sqlalchemy import Result, Row, Select, delete, insert, literal, null, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from ledger.clock import db_now
 from ledger.contract import Topic
+from ledger.lines import LINE
 from ledger.models import JobRow, OutboxRow, ResultRow
 from ledger.states import LIVE, move
 
@@ -115,12 +116,13 @@ def end(
 
 
 def drop_publications(connection: Connection, ids: Sequence[str]) -> None:
-    """Forget messages about these jobs that have not been sent."""
+    """Take these jobs out of the queue: they are running, or have ended."""
     connection.execute(delete(OutboxRow).where(OutboxRow.job_id.in_(ids), OutboxRow.topic == Topic.PUBLISH))
 
 
 def dispatch(connection: Connection, topic: Topic, ids: Iterable[str], delay_s: float = 0.0) -> None:
     """Put a message about each job into the outbox. Always a new row: an older one may be on its way already."""
-    rows = [{"job_id": job_id} for job_id in ids]
-    if rows:
-        connection.execute(insert(OutboxRow).values(topic=topic, due_at=db_now(delay_s)), rows)
+    line = LINE if topic is Topic.PUBLISH else null()
+    due = select(literal(topic.value), JobRow.id, line, db_now(delay_s)).where(JobRow.id.in_(list(ids)))
+    rows = insert(OutboxRow).from_select(["topic", "job_id", "line", "due_at"], due.order_by(JobRow.accepted_at))
+    connection.execute(rows)

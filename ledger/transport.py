@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 from headrace.contract import Priority
 from headrace.urls import masked
-from headrace.wire import TASK_GENERATE, VISIBILITY_TIMEOUT_S, celery_config, message_options, queue_name
+from headrace.wire import TASK_GENERATE, VISIBILITY_TIMEOUT_S, celery_config, message_options, queue_keys
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
@@ -77,7 +77,7 @@ class CeleryTransport:
     def depth(self, models: Sequence[str]) -> int:
         """How many messages the broker holds: in the queues of these models, and with workers that are alive."""
         with self._channel() as channel, channel.conn_or_acquire() as client, client.pipeline() as pipe:
-            for key in self._queue_keys(channel, models):
+            for key in _keys(models):
                 pipe.llen(key)
             pipe.zcount(channel.unacked_index_key, time.time() - HELD_S, "+inf")
             return sum(pipe.execute())
@@ -85,7 +85,7 @@ class CeleryTransport:
     def held(self, models: Sequence[str]) -> set[str]:
         """The jobs of those messages. Queues are read before what workers hold, as that is the way messages go."""
         with self._channel() as channel, channel.conn_or_acquire() as client:
-            ids = {_task_id(item) for key in self._queue_keys(channel, models) for item in _list_items(client, key)}
+            ids = {_task_id(item) for key in _keys(models) for item in _list_items(client, key)}
             tags = client.zrangebyscore(channel.unacked_index_key, time.time() - HELD_S, "+inf")
             for start in range(0, len(tags), _CHUNK):
                 ids.update(map(_task_id, client.hmget(channel.unacked_key, tags[start : start + _CHUNK])))
@@ -96,10 +96,6 @@ class CeleryTransport:
             with suppress(Exception):
                 self._connection.release()
             self._connection = None
-
-    @staticmethod
-    def _queue_keys(channel: Any, models: Sequence[str]) -> list[str]:
-        return [channel._q_for_pri(queue_name(model), step) for model in models for step in channel.priority_steps]
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:
@@ -114,6 +110,10 @@ class CeleryTransport:
         except BaseException:
             self.close()
             raise
+
+
+def _keys(models: Sequence[str]) -> list[str]:
+    return [key for model in models for key in queue_keys(model)]
 
 
 def _list_items(client: Any, key: str) -> Iterator[bytes]:

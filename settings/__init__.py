@@ -104,6 +104,23 @@ class ApiSettings(BaseModel):
         return self.auth == "keys" or (self.auth == "auto" and not is_loopback(self.host))
 
 
+class QueueSettings(BaseModel):
+    """How much may wait. Over a bound the API answers 429; raw Celery messages can't be refused, and aren't counted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_max_jobs: int = Field(100_000, ge=1)
+    """Most jobs that may wait for one model."""
+    model_max_tokens: int = Field(200_000_000, ge=1)
+    """Most tokens, of prompts and of what they may generate, that may wait for one model."""
+    tenant_max_jobs: int = Field(50_000, ge=1)
+    """Most jobs of one tenant that may wait for one model."""
+    tenant_max_tokens: int = Field(100_000_000, ge=1)
+    """Most tokens of one tenant's jobs that may wait for one model."""
+    window_jobs: int = Field(128, ge=1)
+    """Messages of one model and class of priority that the broker holds; tenants take turns at the others' places."""
+
+
 class SettingsFile(YamlConfigSettingsSource):
     """`headrace.yaml`. Raises `yaml.YAMLError` also for what is YAML and holds no settings."""
 
@@ -133,6 +150,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     worker: WorkerSettings = WorkerSettings()
     api: ApiSettings = ApiSettings()
+    queue: QueueSettings = QueueSettings()
 
     @cached_property
     def broker_url(self) -> str:

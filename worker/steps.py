@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from ledger.contract import Windows
 from ledger.relay import Relay
 from ledger.transport import CeleryTransport
 from settings import get_settings
@@ -24,7 +25,16 @@ class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         services = w.pool.services
         settings = get_settings()
         transport = CeleryTransport(settings.broker_url)
-        self._relay = Relay(services.ledger, transport, services.owner, settings.relay_interval_s, transport)
+        self._relay = Relay(
+            services.ledger,
+            transport,
+            services.owner,
+            settings.relay_interval_s,
+            transport,
+            Windows(settings.queue.window_jobs, settings.model.tenant_weights),
+            settings.model.aging_s,
+        )
+        services.writer.when_claimed(self._relay.wake)
         self._relay.start()
 
     def stop(self, w: Any) -> None:

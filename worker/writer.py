@@ -68,6 +68,7 @@ class Writer(threading.Thread):
         self._retry_s = 0.0
         """0 while the database answers."""
         self._leaving_at_s: float | None = None
+        self._claimed: Callable[[], None] = lambda: None
 
     # -- orders --------------------------------------------------------------------------------
 
@@ -98,6 +99,10 @@ class Writer(threading.Thread):
     def register(self, card: ModelCard, text_bundle: bytes) -> None:
         """Tell the doors what this worker's model is."""
         self._inbox.put(lambda: self._set_model(card, text_bundle))
+
+    def when_claimed(self, call: Callable[[], None]) -> None:
+        """Call this whenever jobs were claimed that the ledger had queued: others may be sent in their place."""
+        self._claimed = call
 
     def available(self) -> bool:
         """Whether the database answered the last time."""
@@ -262,6 +267,8 @@ class Writer(threading.Thread):
         for result in results:
             if result.verdict is Verdict.RUN and result.lease is not None:
                 self._held[result.job_id] = result.lease
+        if any(claim.request is None for claim in claims):
+            self._claimed()
         return results
 
     def _commit(self, drafts: list[Draft]) -> list[Outcome | None]:

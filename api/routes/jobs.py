@@ -84,16 +84,18 @@ async def find(door: Door, caller: Caller, job_id: str) -> Job:
 
 
 async def accept(door: Door, caller: Caller, request: JobRequest) -> Submission:
-    """Check a request against its caller and its model, write it to the ledger, and wake the relay."""
+    """Check a request against its caller, its model and the room in its queue, write it down, and wake the relay."""
     request = caller.submitted(request)
-    await door.admission.check(request)
+    tokens = await door.admission.check(request)
+    await door.bounds.check(request, tokens)
     try:
-        submission = await door.call(door.ledger.submit, request)
+        submission = await door.call(door.ledger.submit, request, tokens=tokens)
     except IdempotencyConflict:
         raise
     except ValueError as error:
         raise invalid(str(error), "deadline") from None
     if submission.created:
+        door.bounds.add(request, tokens)
         door.relay.wake()
         door.metrics.submitted.labels(request.model).inc()
     return submission
@@ -108,7 +110,7 @@ async def accept(door: Door, caller: Caller, request: JobRequest) -> Submission:
             "description": "Accepted. `Location` is the job's URL; `Idempotent-Replayed: true` marks a job that "
             "an earlier request with this key had made."
         },
-        **responses(400, 404, 409, 413, 415),
+        **responses(400, 404, 409, 413, 415, 429),
     },
     openapi_extra=json_body(JobRequest, EXAMPLES),
 )
@@ -128,7 +130,8 @@ async def submit(
     """Enqueue a job for a `prompt` or for chat `messages`.
 
     It is checked here against its model: a prompt that can't fit is refused with both numbers. Once it
-    is accepted it is in the database, and ends in exactly one recorded outcome.
+    is accepted it is in the database, and ends in exactly one recorded outcome. While too many jobs or tokens wait
+    for the model, or of the tenant, the answer is 429.
     """
     fields = await read_json(request, door.settings.api.max_body_bytes)
     if len(request.headers.getlist("idempotency-key")) > 1:

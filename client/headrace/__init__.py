@@ -29,6 +29,7 @@ from headrace.errors import (
     JobFailed,
     JobTimeout,
     NotFound,
+    TooManyRequests,
     Unauthorized,
     Unavailable,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "Timings",
     "TokenEvent",
     "TokenLogprob",
+    "TooManyRequests",
     "TopLogprob",
     "Unauthorized",
     "Unavailable",

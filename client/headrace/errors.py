@@ -17,7 +17,10 @@ class ConnectionFailed(HeadraceError):
 
 
 class ApiError(HeadraceError):
-    """A request was refused. `param` names the field as it was written, `code` is for programs."""
+    """A request was refused. `param` names the field as it was written, `code` is for programs.
+
+    `retry_after_s` is how long the server asks to wait before it is tried again, if it does.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class ApiError(HeadraceError):
         param: str | None = None,
         code: str | None = None,
         status: int = 500,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -34,15 +38,23 @@ class ApiError(HeadraceError):
         self.param = param
         self.code = code
         self.status = status
+        self.retry_after_s = retry_after_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.type, self.param, self.code, self.status)
+        told = (self.message, self.type, self.param, self.code, self.status, self.retry_after_s)
+        return _rebuild, (type(self), *told)
 
 
 def _rebuild(
-    cls: type[ApiError], message: str, kind: str, param: str | None, code: str | None, status: int
+    cls: type[ApiError],
+    message: str,
+    kind: str,
+    param: str | None,
+    code: str | None,
+    status: int,
+    retry_after_s: float | None,
 ) -> ApiError:
-    return cls(message, type=kind, param=param, code=code, status=status)
+    return cls(message, type=kind, param=param, code=code, status=status, retry_after_s=retry_after_s)
 
 
 class BadRequest(ApiError):
@@ -66,7 +78,11 @@ class Conflict(ApiError):
 
 
 class Unavailable(ApiError):
-    """The server can't do it now (HTTP 429, 502, 503, 504): try again later."""
+    """The server can't do it now (HTTP 502, 503, 504): try again later."""
+
+
+class TooManyRequests(Unavailable):
+    """The queue is full, or requests come too fast (HTTP 429): try again after `retry_after_s`."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -78,17 +94,19 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     409: Conflict,
     413: BadRequest,
     415: BadRequest,
-    429: Unavailable,
+    429: TooManyRequests,
     502: Unavailable,
     503: Unavailable,
     504: Unavailable,
 }
 
 
-def api_error(status: int, body: ErrorBody) -> ApiError:
+def api_error(status: int, body: ErrorBody, retry_after_s: float | None = None) -> ApiError:
     """The error for an answer with this status."""
     cls = _BY_STATUS.get(status, ApiError)
-    return cls(body.message, type=body.type, param=body.param, code=body.code, status=status)
+    return cls(
+        body.message, type=body.type, param=body.param, code=body.code, status=status, retry_after_s=retry_after_s
+    )
 
 
 class JobFailed(HeadraceError):

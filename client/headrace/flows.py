@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from headrace.contract import ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs
+from headrace.contract import ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs, utc_now
 from headrace.errors import ApiError, ConnectionFailed, HeadraceError, JobFailed, JobTimeout, api_error
 
 LONG_POLL_S = 30.0
@@ -132,7 +132,7 @@ def error_of(response: httpx.Response) -> ApiError:
         text = response.text.strip()[:200]
         message = f"HTTP {response.status_code} from {response.request.url.host}" + (f": {text}" if text else "")
         body = ErrorBody(message=message, type="api_error")
-    return api_error(response.status_code, body)
+    return api_error(response.status_code, body, asked_pause_s(response))
 
 
 def parse(response: httpx.Response, model: type[M]) -> M:
@@ -144,8 +144,11 @@ def parse(response: httpx.Response, model: type[M]) -> M:
         raise HeadraceError(f"{response.request.url} answered something else than Headrace does: {error}") from error
 
 
-def call(request: Send, model: type[M], retries: int) -> Flow[M]:
-    """Send, again after a lost connection or a passing error, at most `retries` times more."""
+def call(request: Send, model: type[M], retries: int, deadline: Deadline | None = None) -> Flow[M]:
+    """Send, again after a lost connection or a passing error, at most `retries` times more.
+
+    With a deadline, "too much" (429) is waited out for as long as there is time.
+    """
     backoff = Backoff()
     while True:
         try:
@@ -154,23 +157,42 @@ def call(request: Send, model: type[M], retries: int) -> Flow[M]:
             if retries == 0:
                 raise
             delay_s = backoff.delay_s()
+            retries -= 1
         else:
-            if response.status_code not in RETRYABLE or retries == 0:
-                return parse(response, model)
             delay_s = retry_after_s(response, backoff)
-        retries -= 1
+            patient = deadline is not None and response.status_code == httpx.codes.TOO_MANY_REQUESTS
+            spent = delay_s >= deadline.left_s() if deadline is not None and patient else retries == 0
+            if response.status_code not in RETRYABLE or spent:
+                return parse(response, model)
+            retries -= not patient
         yield Sleep(delay_s)
 
 
-def retry_after_s(response: httpx.Response, backoff: Backoff) -> float:
-    """What the server asks for, but never more than a quarter of a minute."""
+def asked_pause_s(response: httpx.Response) -> float | None:
+    """`Retry-After`, if it is a number of seconds."""
     value = response.headers.get("retry-after", "")
-    return min(float(value), 15.0) if value.isdecimal() else backoff.delay_s()
+    return float(value) if value.isdecimal() else None
 
 
-def submit(request: JobRequest, retries: int) -> Flow[Job]:
+def retry_after_s(response: httpx.Response, backoff: Backoff) -> float:
+    """What the server asks for, but never more than a quarter of a minute, and never all at the same moment."""
+    asked_s = asked_pause_s(response)
+    return backoff.delay_s() if asked_s is None else min(asked_s, 15.0) * random.uniform(1.0, 1.1)  # noqa: S311 - jitter
+
+
+def submit(request: JobRequest, retries: int, timeout_s: float | None = None) -> Flow[Job]:
+    """A full queue is waited for until `timeout_s`, or the job's own deadline, would pass."""
     headers = {} if request.idempotency_key else {"Idempotency-Key": str(uuid.uuid4())}
-    return call(Send("POST", "/v1/jobs", json=job_kwargs(request), headers=headers), Job, retries)
+    send = Send("POST", "/v1/jobs", json=job_kwargs(request), headers=headers)
+    return call(send, Job, retries, patience(request, timeout_s))
+
+
+def patience(request: JobRequest, timeout_s: float | None) -> Deadline | None:
+    """The first of the moments after which the job isn't wanted; None if there is none."""
+    limits = [] if timeout_s is None else [timeout_s]
+    if (wanted := request.deadline_from(now := utc_now())) is not None:
+        limits.append((wanted - now).total_seconds())
+    return Deadline(min(limits)) if limits else None
 
 
 def get(job_id: str, retries: int) -> Flow[Job]:
@@ -211,7 +233,7 @@ def _long_poll(job_id: str, held_s: float) -> Send:
 def run(request: JobRequest, timeout_s: float | None, retries: int) -> Flow[Job]:
     """Submit, wait, and raise JobFailed unless it succeeded."""
     deadline = Deadline(timeout_s)
-    job = yield from submit(request, retries)
+    job = yield from submit(request, retries, timeout_s)
     job = yield from wait(job.id, None if timeout_s is None else deadline.left_s())
     if job.status is not JobStatus.SUCCEEDED:
         raise JobFailed(job)

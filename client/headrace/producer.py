@@ -6,38 +6,51 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
 from headrace.contract import Job, JobId, JobRequest, JobStatus, job_kwargs, new_job_id, utc_now
-from headrace.errors import ConnectionFailed, JobFailed
-from headrace.flows import Backoff, Deadline
+from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
+from headrace.flows import Backoff, Deadline, patience
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
 from headrace.validation import invalid
-from headrace.wire import TASK_GENERATE, celery_config, message_options
+from headrace.wire import TASK_GENERATE, celery_config, message_options, queue_keys
 
 CONNECT_TIMEOUT_S = 5.0
 POLL_S = 5.0
 OUTAGE_S = 30.0
 """`wait` gives up on a broker that has been away for this long."""
 PUBLISH_RETRIES = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+DEPTH_S = 1.0
+"""How long a look at the depth of a queue is good for."""
 _job_id: TypeAdapter[str] = TypeAdapter(JobId)
+
+
+@dataclass(slots=True)
+class _Depth:
+    waiting: int
+    until_s: float
+    """On the monotonic clock."""
 
 
 class Producer:
     """Puts jobs on the queue of their model. Needs the extra `headrace[celery]`.
 
-    Requests are validated here, before they leave. Safe to share between threads.
+    Requests are validated here, before they leave. Safe to share between threads. Nobody can refuse a message that is
+    on the broker, so the producer itself holds back while `max_queued` messages wait for a job's model.
     """
 
-    def __init__(self, broker_url: str) -> None:
+    def __init__(self, broker_url: str, *, max_queued: int = 100_000) -> None:
         try:
             import celery
             import redis
         except ImportError as error:
             raise ImportError("headrace.Producer needs Celery and Redis: pip install 'headrace[celery]'") from error
+        self._max_queued = max_queued
+        self._depths: dict[str, _Depth] = {}
         config = celery_config(broker_url)
         config["broker_transport_options"] |= {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_timeout": OUTAGE_S}
         self._app = celery.Celery("headrace", set_as_current=False)
@@ -60,11 +73,13 @@ class Producer:
         """Enqueue a job and return its id.
 
         Sending the same `job_id` again is harmless: one job comes of it. With an `idempotency_key`
-        the id follows from the tenant and the key.
+        the id follows from the tenant and the key. While the queue is full it waits for as long as the job's deadline
+        allows; TooManyRequests if it has none, or if that is too long.
         """
         request = _with_fixed_deadline(new_request(model, prompt, messages, params))
         job_id = _id_for(request) if job_id is None else _checked_id(job_id)
         with _broker_errors("publish the job"):
+            self._await_room(request)
             self._app.send_task(
                 TASK_GENERATE, kwargs=job_kwargs(request), **message_options(job_id, request.model, request.priority)
             )
@@ -123,6 +138,30 @@ class Producer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _await_room(self, request: JobRequest) -> None:
+        deadline = patience(request, None)
+        while (waiting := self._waiting(request.model)) >= self._max_queued:
+            if deadline is None or deadline.left_s() <= DEPTH_S:
+                raise TooManyRequests(
+                    f"the queue of {request.model!r} is full: {waiting} messages wait, of at most {self._max_queued}",
+                    type="rate_limit_error",
+                    code="queue_full",
+                    status=429,
+                    retry_after_s=DEPTH_S,
+                )
+            time.sleep(DEPTH_S)
+
+    def _waiting(self, model: str) -> int:
+        """Messages that wait for the model: as the broker said within the last second, and what was sent since."""
+        depth = self._depths.get(model)
+        if depth is None or time.monotonic() >= depth.until_s:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for key in queue_keys(model):
+                    pipe.llen(key)
+                depth = self._depths[model] = _Depth(sum(pipe.execute()), time.monotonic() + DEPTH_S)
+        depth.waiting += 1
+        return depth.waiting - 1
 
     def _await_outcome(self, job_id: str, deadline: Deadline) -> Job | None:
         """Listen for the outcome's publication for `POLL_S` at most; None if it hasn't come."""

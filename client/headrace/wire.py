@@ -16,6 +16,7 @@ QUEUE_PREFIX = "headrace."
 VISIBILITY_TIMEOUT_S = 60
 """After this long a message that nobody renews is handed out again. Workers renew theirs every quarter of it."""
 
+PRIORITY_STEPS = (0, 3, 6, 9)
 _BROKER_PRIORITY = {Priority.HIGH: 0, Priority.NORMAL: 3, Priority.LOW: 6}
 """On Redis 0 is served first. Each value is one of the transport's `priority_steps`."""
 
@@ -27,6 +28,12 @@ def broker_priority(priority: Priority) -> int:
 def queue_name(model: str) -> str:
     """The queue whose workers hold `model`."""
     return QUEUE_PREFIX + model
+
+
+def queue_keys(model: str) -> list[str]:
+    """The Redis lists that hold the queue, one for each of the transport's `priority_steps`."""
+    name = queue_name(model)
+    return [f"{name}\x06\x16{step}" if step else name for step in PRIORITY_STEPS]
 
 
 def stream_key(job_id: str) -> str:
@@ -62,7 +69,7 @@ def celery_config(broker_url: str) -> dict[str, Any]:
             "unacked_restore_interval": 5,
             "unacked_restore_throttle": 1,
             "queue_order_strategy": "priority",
-            "priority_steps": [0, 3, 6, 9],
+            "priority_steps": list(PRIORITY_STEPS),
             "socket_keepalive": True,
             "health_check_interval": 10,
         },

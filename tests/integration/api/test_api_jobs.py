@@ -9,7 +9,8 @@ import httpx
 import pytest
 from headrace.contract import Job, JobStatus
 
-from tests.integration.api.conftest import HandWorker
+from settings import QueueSettings, Settings
+from tests.integration.api.conftest import MAX_SEQ_LEN, ApiServer, HandWorker
 
 BODY = {"model": "bytes", "prompt": "hi", "max_tokens": 4}
 
@@ -213,6 +214,23 @@ class TestPages:
         worker.announce("w2", "idle")
         queues = {queue["model"]: queue for queue in http.get("/v1/queues").json()["data"]}
         assert queues["bytes"]["jobs"]["queued"] == 1
+        assert queues["bytes"]["waiting_tokens"] == MAX_SEQ_LEN
+        assert queues["bytes"]["backlog_s"] is None
+        assert queues["idle"]["backlog_s"] == 0
         assert queues["bytes"]["jobs"]["failed"] == 0
         assert queues["bytes"]["workers"] == ["w1"]
         assert queues["idle"]["workers"] == ["w2"]
+
+
+def test_a_full_queue_is_answered_with_429_and_a_time(settings: Settings, worker: HandWorker) -> None:
+    """A queue is bounded; who comes too much is told how much waits, and when to come again."""
+    bounded = settings.model_copy(update={"queue": QueueSettings(model_max_jobs=1)})
+    with ApiServer(bounded).running() as server, httpx.Client(base_url=server.url, timeout=20) as http:
+        body = {"model": "bytes", "prompt": "hi", "idempotency_key": "k"}
+        assert http.post("/v1/jobs", json=body).status_code == 202
+        refused = http.post("/v1/jobs", json={"model": "bytes", "prompt": "hi"})
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert http.post("/v1/jobs", json=body).headers["idempotent-replayed"] == "true"
+        assert http.post("/v1/jobs", json={"model": "bytes", "prompt": ""}).status_code == 400

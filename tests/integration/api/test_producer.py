@@ -11,7 +11,17 @@ from typing import Any
 
 import celery
 import pytest
-from headrace import BadRequest, ConnectionFailed, Job, JobFailed, JobStatus, JobTimeout, Priority, Producer
+from headrace import (
+    BadRequest,
+    ConnectionFailed,
+    Job,
+    JobFailed,
+    JobStatus,
+    JobTimeout,
+    Priority,
+    Producer,
+    TooManyRequests,
+)
 from headrace.contract import JobError, JobResult, Reason
 from headrace.outcome import celery_outcome
 from headrace.wire import celery_config, queue_name
@@ -192,3 +202,18 @@ def test_the_broker_is_left_clean_by_submissions_that_nobody_waits_for(producer:
         producer.submit("x", model="m")
     with redis.Redis.from_url(broker_url) as client:
         assert client.pubsub_channels("celery-task-meta-*") == []
+
+
+def test_a_producer_holds_back_while_the_queue_is_full(broker_url: str, queue: Queue) -> None:
+    """Nobody can refuse what is on the broker already."""
+    with Producer(broker_url, max_queued=2) as producer:
+        for _ in range(2):
+            producer.submit("x", model="m", priority=Priority.LOW)
+        with pytest.raises(TooManyRequests, match="2 messages wait, of at most 2") as caught:
+            producer.submit("x", model="m")
+        assert caught.value.code == "queue_full"
+        producer.submit("x", model="other")
+        taker = threading.Timer(0.3, queue.take)
+        taker.start()
+        producer.submit("x", model="m", ttl_s=30)
+        taker.join()

@@ -80,7 +80,8 @@ class Desk:
 
     def topics(self, job_id: str) -> list[str]:
         """What the outbox is to send about a job, held rows included."""
-        return [row.topic for row in self.sql("SELECT topic FROM outbox WHERE job_id = :id ORDER BY id", id=job_id)]
+        unsent = "SELECT topic FROM outbox WHERE job_id = :id AND sent_at IS NULL ORDER BY id"
+        return [row.topic for row in self.sql(unsent, id=job_id)]
 
 
 def success(lease: Lease, text: str = "Hi.") -> Outcome:

@@ -19,7 +19,8 @@ DAMAGE = {
     "work without a worker, or without an attempt": "UPDATE jobs SET worker = NULL WHERE id = :running",
     "a queued job that used up its attempts": "UPDATE jobs SET attempt = 3 WHERE id = :queued",
     "a queued job that is to be cancelled": "UPDATE jobs SET cancel_requested = true WHERE id = :queued",
-    "an ended job that is still to be published": (
+    "a queued job without a place in the queue": "DELETE FROM outbox WHERE job_id = :queued",
+    "a place in the queue without a queued job": (
         "INSERT INTO outbox (job_id, topic, due_at) VALUES (:failed, 'publish', '2026-01-01 00:00:00.000000')"
     ),
 }

@@ -224,7 +224,7 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
             """Every queued job that has no row to send is found and given one."""
             lost = [row.job_id for row in ledger.queued("m", -1, 1000)]
             assert ledger.republish(lost) == len(lost)
-            unsent = {row.job_id for row in sql("SELECT job_id FROM outbox WHERE topic = 'publish'")}
+            unsent = {row.job_id for row in sql("SELECT job_id FROM outbox WHERE sent_at IS NULL")}
             assert {job_id for job_id, job in self.jobs.items() if job.status is QUEUED} <= unsent
 
         @invariant()
