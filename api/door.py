@@ -90,7 +90,7 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
         timeout=5,
     )
     broker = redis.asyncio.Redis.from_pool(pool)
-    transport = CeleryTransport(settings.broker_url)
+    transport = CeleryTransport(settings.broker_url, settings.signing_secret)
     relay = Relay(
         ledger,
         transport,

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery
 from headrace.contract import Priority
+from headrace.signing import SIGNATURE_HEADER, sign
 from headrace.urls import masked
 from headrace.wire import TASK_GENERATE, VISIBILITY_TIMEOUT_S, celery_config, message_options, queue_keys
 from kombu.exceptions import KombuError
@@ -31,7 +32,8 @@ class BrokerAway(RuntimeError):
 class CeleryTransport:
     """One connection to the broker, made when it is needed and dropped after any failure. For one thread."""
 
-    def __init__(self, broker_url: str) -> None:
+    def __init__(self, broker_url: str, signing_key: str | None = None) -> None:
+        self._signing_key = signing_key
         config = celery_config(broker_url)
         options = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
         config["broker_transport_options"] = {**config["broker_transport_options"], **options}
@@ -60,12 +62,11 @@ class CeleryTransport:
             producer = self._app.amqp.Producer(channel, auto_declare=False)
             with producer.batch(len(dispatches)):
                 for dispatch in dispatches:
-                    self._app.send_task(
-                        TASK_GENERATE,
-                        kwargs={"job_id": dispatch.job_id},
-                        producer=producer,
-                        **message_options(dispatch.job_id, dispatch.model, Priority(dispatch.priority)),
-                    )
+                    kwargs = {"job_id": dispatch.job_id}
+                    options = message_options(dispatch.job_id, dispatch.model, Priority(dispatch.priority))
+                    if self._signing_key:
+                        options["headers"] = {SIGNATURE_HEADER: sign(self._signing_key, dispatch.job_id, kwargs)}
+                    self._app.send_task(TASK_GENERATE, kwargs=kwargs, producer=producer, **options)
 
     def revoke(self, dispatches: Sequence[Dispatch]) -> None:
         """Tell every worker to stop these attempts. One that hears it late leaves a later attempt alone."""

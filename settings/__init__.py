@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from headrace import urls
+from headrace.signing import MIN_KEY_CHARS
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
@@ -121,6 +122,26 @@ class QueueSettings(BaseModel):
     """Messages of one model and class of priority that the broker holds; tenants take turns at the others' places."""
 
 
+class RedisTls(BaseModel):
+    """How the broker is trusted, and this process to it, where its URL begins with rediss://."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ca_file: Path | None = None
+    """Certificates (PEM) of who may have signed the server's; by default the system's."""
+    cert_file: Path | None = None
+    """This process's own certificate (PEM), for a server that asks for one."""
+    key_file: Path | None = None
+    verify: bool = True
+    """Whether the server's certificate has to be valid, and its own."""
+
+    def parameters(self) -> dict[str, str]:
+        """What is set, as redis-py's parameters of a URL."""
+        files = {"ssl_ca_certs": self.ca_file, "ssl_certfile": self.cert_file, "ssl_keyfile": self.key_file}
+        named = {name: str(path) for name, path in files.items() if path is not None}
+        return named if self.verify else {"ssl_cert_reqs": "none", **named}
+
+
 class SettingsFile(YamlConfigSettingsSource):
     """`headrace.yaml`. Raises `yaml.YAMLError` also for what is YAML and holds no settings."""
 
@@ -144,7 +165,12 @@ class Settings(BaseSettings):
     cache: Path = Field(default_factory=lambda: _xdg("XDG_CACHE_HOME", ".cache"))
     """Where models are kept."""
     redis_url: SecretStr | None = None
+    redis_tls: RedisTls = RedisTls()
     database_url: SecretStr | None = None
+    signing_key: Annotated[SecretStr, Field(min_length=MIN_KEY_CHARS)] | None = None
+    """Signs Celery messages; a worker that has it refuses those that aren't signed with it."""
+    signing_key_previous: Annotated[SecretStr, Field(min_length=MIN_KEY_CHARS)] | None = None
+    """A second key that workers accept, while senders change from one to the other."""
     flower_port: int = Field(5555, ge=0, le=65535)
     relay_interval_s: float = Field(0.5, gt=0)
     model: ModelSettings = ModelSettings()
@@ -155,11 +181,10 @@ class Settings(BaseSettings):
     @cached_property
     def broker_url(self) -> str:
         """Raises `headrace.urls.BadUrl`."""
-        if self.redis_url is not None:
-            return urls.broker(self.redis_url.get_secret_value())
-        return urls.broker(
-            os.environ.get("REDIS_URL") or os.environ.get("CELERY_BROKER_URL") or "redis://127.0.0.1:6379/0"
-        )
+        given = None if self.redis_url is None else self.redis_url.get_secret_value()
+        fallback = os.environ.get("REDIS_URL") or os.environ.get("CELERY_BROKER_URL")
+        url = (fallback or "redis://127.0.0.1:6379/0") if given is None else given
+        return urls.broker(url, self.redis_tls.parameters())
 
     @cached_property
     def ledger_url(self) -> str:
@@ -167,6 +192,19 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return urls.canonical(self.database_url.get_secret_value())
         return urls.canonical(os.environ.get("DATABASE_URL") or f"sqlite:///{self.home / 'headrace.sqlite3'}")
+
+    @property
+    def signing_secret(self) -> str | None:
+        """The key that messages are signed with."""
+        return None if self.signing_key is None else self.signing_key.get_secret_value()
+
+    @property
+    def accepted_secrets(self) -> tuple[str, ...]:
+        """The keys whose signatures count; none: signatures aren't asked for."""
+        if self.signing_key is None:
+            return ()
+        keys = (self.signing_key, self.signing_key_previous)
+        return tuple(key.get_secret_value() for key in keys if key is not None)
 
     @classmethod
     def settings_customise_sources(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,8 +13,10 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import loops
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
+from headrace import signing
 from headrace.contract import JobStatus, Reason, utc_now
 
+from settings import get_settings
 from worker.broker_probe import BrokerProbe
 from worker.canvas import canvas_fault
 from worker.envelope import BrokenEnvelope
@@ -35,10 +37,11 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         handle = super().create_task_handler(*args, **kwargs)
+        keys = get_settings().accepted_secrets
 
         def on_task_received(message: Any) -> None:
             try:
-                why = fault(message)
+                why = fault(message) or unsigned(message, keys)
                 if why is None:
                     message.headers.pop("eta", None)
                     handle(message)
@@ -155,6 +158,23 @@ def fault(message: Any) -> str | None:
             if [type(part) for part in body] != [list, dict, dict]:
                 return "the body must be [arguments, keyword arguments, options]"
             return canvas_fault(body[2])
+    return None
+
+
+def unsigned(message: Any, keys: Sequence[str]) -> str | None:
+    """Why the message isn't one that holders of `keys` have signed; None if none are asked for."""
+    if not keys:
+        return None
+    headers = message.headers
+    try:
+        _, kwargs, _ = message.payload
+        signing.check(
+            keys, headers.get(signing.SIGNATURE_HEADER), headers["task"], headers["id"], kwargs, utc_now().timestamp()
+        )
+    except signing.BadSignature as bad:
+        return str(bad)
+    except Exception:
+        return f"the message is not signed (header {signing.SIGNATURE_HEADER})"
     return None
 
 

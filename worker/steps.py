@@ -24,7 +24,7 @@ class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
     def start(self, w: Any) -> None:
         services = w.pool.services
         settings = get_settings()
-        transport = CeleryTransport(settings.broker_url)
+        transport = CeleryTransport(settings.broker_url, settings.signing_secret)
         self._relay = Relay(
             services.ledger,
             transport,

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from headrace.urls import BadUrl, masked
@@ -14,7 +15,7 @@ from headrace.wire import QUEUE_PREFIX, VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX,
 
 from cli.checks.finding import Finding, Reporter
 from cli.output import first_line
-from settings import Settings
+from settings import Settings, is_loopback
 
 broker = Reporter("broker")
 MEMORY_ALARM = 0.7
@@ -48,6 +49,7 @@ def _findings(client: redis.Redis, url: str) -> Iterator[Finding]:
     name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     version = info.get("valkey_version") or info["redis_version"]
     yield broker.ok(f"{name} {version} answers at {masked(url)}")
+    yield from _encryption(url)
     yield clock(broker, "the broker", offset_s)
     yield _eviction(client)
     yield _memory(info)
@@ -56,6 +58,15 @@ def _findings(client: redis.Redis, url: str) -> Iterator[Finding]:
     yield from _visibility(url)
     yield _workers(client)
     yield from _unserved(client)
+
+
+def _encryption(url: str) -> Iterator[Finding]:
+    parts = urlsplit(url)
+    if parts.scheme == "redis" and not is_loopback(parts.hostname or "localhost"):
+        yield broker.warn(
+            "the broker is on another machine and reached without TLS: prompts and passwords can be read on the way",
+            "use rediss:// and HEADRACE_REDIS_TLS__CA_FILE, unless the network between is your own",
+        )
 
 
 def clock(area: Reporter, whose: str, offset_s: float) -> Finding:

@@ -15,7 +15,8 @@ from cli.instance import ledger_url
 from cli.output import Failure, first_line
 from ledger import Ledger
 from ledger.contract import LedgerUnavailable
-from settings import Settings
+from ledger.database import ledger_url as parse
+from settings import Settings, is_loopback
 
 ledger = Reporter("ledger")
 
@@ -50,6 +51,7 @@ def _findings(url: str) -> Iterator[Finding]:
             )
             return
         yield ledger.ok(f"{masked(url)} is at revision {present}")
+        yield from _encryption(url)
         before_s = time.time()
         now_s = database.now().timestamp()
         yield clock(ledger, "the database", now_s - (before_s + time.time()) / 2)
@@ -66,3 +68,14 @@ def _findings(url: str) -> Iterator[Finding]:
             )
     finally:
         database.close()
+
+
+def _encryption(url: str) -> Iterator[Finding]:
+    parsed = parse(url)
+    if parsed.get_backend_name() != "postgresql" or parsed.host is None or is_loopback(parsed.host):
+        return
+    if parsed.query.get("sslmode") not in ("require", "verify-ca", "verify-full"):
+        yield ledger.warn(
+            "the database is on another machine and may be reached without TLS",
+            "add ?sslmode=verify-full&sslrootcert=... to its URL, unless the network between is your own",
+        )

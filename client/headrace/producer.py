@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
 from headrace.flows import Backoff, Deadline, patience
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
+from headrace.signing import SIGNATURE_HEADER, sign
 from headrace.validation import invalid
 from headrace.wire import TASK_GENERATE, celery_config, message_options, queue_keys
 
@@ -40,10 +42,11 @@ class Producer:
     """Puts jobs on the queue of their model. Needs the extra `headrace[celery]`.
 
     Requests are validated here, before they leave. Safe to share between threads. Nobody can refuse a message that is
-    on the broker, so the producer itself holds back while `max_queued` messages wait for a job's model.
+    on the broker, so the producer itself holds back while `max_queued` messages wait for a job's model. `signing_key`
+    is for workers that refuse unsigned messages; by default HEADRACE_SIGNING_KEY.
     """
 
-    def __init__(self, broker_url: str, *, max_queued: int = 100_000) -> None:
+    def __init__(self, broker_url: str, *, max_queued: int = 100_000, signing_key: str | None = None) -> None:
         try:
             import celery
             import redis
@@ -51,6 +54,7 @@ class Producer:
             raise ImportError("headrace.Producer needs Celery and Redis: pip install 'headrace[celery]'") from error
         self._max_queued = max_queued
         self._depths: dict[str, _Depth] = {}
+        self._signing_key = os.environ.get("HEADRACE_SIGNING_KEY") if signing_key is None else signing_key
         config = celery_config(broker_url)
         config["broker_transport_options"] |= {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_timeout": OUTAGE_S}
         self._app = celery.Celery("headrace", set_as_current=False)
@@ -78,11 +82,12 @@ class Producer:
         """
         request = _with_fixed_deadline(new_request(model, prompt, messages, params))
         job_id = _id_for(request) if job_id is None else _checked_id(job_id)
+        kwargs, options = job_kwargs(request), message_options(job_id, request.model, request.priority)
+        if self._signing_key:
+            options["headers"] = {SIGNATURE_HEADER: sign(self._signing_key, job_id, kwargs)}
         with _broker_errors("publish the job"):
             self._await_room(request)
-            self._app.send_task(
-                TASK_GENERATE, kwargs=job_kwargs(request), **message_options(job_id, request.model, request.priority)
-            )
+            self._app.send_task(TASK_GENERATE, kwargs=kwargs, **options)
         return job_id
 
     def wait(self, job_id: str, timeout: float | None = None) -> Job:

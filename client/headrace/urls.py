@@ -7,6 +7,7 @@ So `canonical` brings it there, and refuses what two readers would take apart in
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, quote, unquote_plus, urlencode, urlsplit
 
 MASK = "***"
@@ -69,12 +70,26 @@ def canonical(url: str) -> str:
     return f"{scheme}://{user}:{quote(passwords[0], safe='')}@{hosts}{parts.path}{query}"
 
 
-def broker(url: str) -> str:
-    """The canonical URL of a broker. Raises BadUrl, also for what is no Redis."""
+def broker(url: str, tls: Mapping[str, str] | None = None) -> str:
+    """The canonical URL of a broker. Raises BadUrl, also for what is no Redis.
+
+    Over TLS (`rediss://`) the server's certificate is checked unless the URL says otherwise: Celery's default is not
+    to. `tls` are parameters of redis-py (`ssl_ca_certs`, ...) for a URL that doesn't have them itself.
+    """
     kept = canonical(url)
-    if not kept.lower().startswith(("redis://", "rediss://")):
+    scheme = kept.partition("://")[0].lower()
+    if scheme not in ("redis", "rediss"):
         raise BadUrl("the broker is a Redis or Valkey server: its URL begins with redis:// or rediss://")
-    return kept
+    address, _, query = kept.partition("?")
+    given = parse_qsl(query, keep_blank_values=True)
+    if scheme == "redis":
+        if tls or any(name.startswith("ssl_") for name, _ in given):
+            raise BadUrl("TLS is asked for, and the broker's URL begins with redis://, not rediss://")
+        return kept
+    wanted = {"ssl_cert_reqs": "required", **(tls or {}), **dict(given)}
+    if wanted["ssl_cert_reqs"] not in ("required", "none"):
+        raise BadUrl("ssl_cert_reqs is `required` or `none`")
+    return f"{address}?{urlencode(wanted)}"
 
 
 def _is_file(scheme: str) -> bool:

@@ -169,3 +169,35 @@ def test_the_command_fails_with_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_
     good = CliRunner().invoke(app, ["doctor"])
     assert good.exit_code == 0, good.output
     assert "→" in good.output
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("redis://127.0.0.1/0", False),
+        ("redis://localhost/0", False),
+        ("redis://broker.example:6379/0", True),
+        ("rediss://broker.example:6379/0", False),
+    ],
+)
+def test_a_broker_elsewhere_without_tls_is_warned_of(url: str, warned: bool) -> None:
+    from cli.checks import broker
+
+    assert [finding.level.value for finding in broker._encryption(url)] == ["warn"] * warned
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("sqlite:////tmp/x.sqlite3", False),
+        ("postgresql:///name?host=/run/pg", False),
+        ("postgresql://u:p@127.0.0.1/name", False),
+        ("postgresql://u:p@db.example/name", True),
+        ("postgresql://u:p@db.example/name?sslmode=prefer", True),
+        ("postgresql://u:p@db.example/name?sslmode=verify-full", False),
+    ],
+)
+def test_a_database_elsewhere_without_tls_is_warned_of(url: str, warned: bool) -> None:
+    from cli.checks import ledger
+
+    assert [finding.level.value for finding in ledger._encryption(url)] == ["warn"] * warned

@@ -7,7 +7,7 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import pytest
 import sqlalchemy as sa
-from headrace.urls import BadUrl, canonical, masked
+from headrace.urls import BadUrl, broker, canonical, masked
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -101,3 +101,43 @@ def test_what_has_no_password_is_shown_and_kept_as_it_is(url: str) -> None:
 def test_what_can_be_read_in_two_ways_is_refused(url: str) -> None:
     with pytest.raises(BadUrl):
         canonical(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "tls", "query"),
+    [
+        ("rediss://broker/0", {}, "ssl_cert_reqs=required"),
+        ("rediss://broker/0?ssl_cert_reqs=none", {}, "ssl_cert_reqs=none"),
+        (
+            "rediss://broker/0",
+            {"ssl_ca_certs": "/etc/ca 1.pem"},
+            "ssl_cert_reqs=required&ssl_ca_certs=%2Fetc%2Fca+1.pem",
+        ),
+        (
+            "rediss://broker/0?ssl_ca_certs=/a.pem",
+            {"ssl_ca_certs": "/b.pem"},
+            "ssl_cert_reqs=required&ssl_ca_certs=%2Fa.pem",
+        ),
+        ("rediss://broker/0?db=1", {"ssl_cert_reqs": "none"}, "ssl_cert_reqs=none&db=1"),
+        ("redis://broker/0", {}, ""),
+    ],
+)
+def test_a_broker_over_tls_is_checked_unless_the_url_says_otherwise(url: str, tls: dict[str, str], query: str) -> None:
+    """Left to itself, Celery takes any certificate for a rediss:// URL, with a line in its log."""
+    kept = broker(url, tls)
+    assert kept.partition("?")[2] == query
+    assert broker(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("url", "tls"),
+    [
+        ("redis://broker/0", {"ssl_ca_certs": "/ca.pem"}),
+        ("redis://broker/0?ssl_cert_reqs=required", {}),
+        ("rediss://broker/0?ssl_cert_reqs=optional", {}),
+        ("http://broker", {}),
+    ],
+)
+def test_tls_that_would_not_be_there_is_refused(url: str, tls: dict[str, str]) -> None:
+    with pytest.raises(BadUrl):
+        broker(url, tls)
