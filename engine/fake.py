@@ -33,7 +33,7 @@ from kernels.kv import KVLayout
 from kernels.sampling import Sampled, TokenLogprobs
 from text.bundle import TextBundle
 
-_OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int}
+_OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int, "revision": str}
 _SPECIAL = ("<|end|>", "<|system|>", "<|developer|>", "<|user|>", "<|assistant|>", "<|tool|>")
 END_ID = 256
 FAKE_DEVICE_BYTES = 2**36
@@ -126,11 +126,12 @@ class FakeModel:
         kv_bytes_per_token: int = 1024,
         text: TextBundle | None = None,
         choose: Callable[[int, int], int] = fake_token,
+        revision: str = "1",
     ) -> None:
         """`choose` gives the token that follows a token at a position."""
         text = text or fake_text()
         self.info = ModelInfo(
-            revision="fake-1",
+            revision=f"fake-{revision}",
             device="fake",
             dtype="none",
             context_len=context_len,
@@ -239,7 +240,7 @@ def is_fake(model: str) -> bool:
 
 def load_fake(model: str) -> Model:
     """The fake model with the options of its name: `fake:step_s=0.01,context_len=512`."""
-    options: dict[str, float | int] = {}
+    options: dict[str, float | int | str] = {}
     for option in filter(None, model.partition(":")[2].split(",")):
         name, _, value = option.partition("=")
         if name not in _OPTION:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings
 from headrace.sampling import SamplingFields
 
-from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams
+from engine.request import EngineRequest, FinishReason, RequestMetrics, RequestOutput, SamplingParams
 from ledger.contract import ClaimResult, Lease, Outcome
+from worker.progress import Found
 from worker.result import job_result
 from worker.slot import Cause, Stop
 
@@ -42,6 +43,8 @@ class ClaimedJob:
     """When the job was accepted, on this process's monotonic clock."""
     deadline_s: float | None
     """After it the job isn't wanted, on the same clock."""
+    found: Found | None = None
+    """What earlier attempts have produced, if this one goes on from it."""
 
     @classmethod
     def from_claim(cls, claim: ClaimResult) -> ClaimedJob:
@@ -66,6 +69,7 @@ class ClaimedJob:
             tenant=asked.tenant,
             deadline_s=self.deadline_s,
             namespace=asked.tenant,
+            progress=self.found.progress if self.found is not None else (),
         )
 
 
@@ -138,7 +142,7 @@ def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None
         return timings
     known, counts = output.metrics, [len(choice.token_ids) for choice in output.choices] or [0]
     longest = max(counts)
-    first_s, last_s, admitted_s = known.first_token_s, known.last_token_s, known.admitted_s
+    first_s, last_s, admitted_s, arrived_s = _moments(job, known)
     measured: dict[str, float | int | None] = {
         "cached_tokens": known.cached_tokens,
         "preemptions": known.preemptions,
@@ -148,12 +152,20 @@ def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None
     if admitted_s is not None:
         measured["queue_time_ms"] = _ms(admitted_s - job.accepted_s)
     if admitted_s is not None and first_s is not None and last_s is not None:
-        measured["time_to_first_token_ms"] = _ms(first_s - known.arrived_s)
+        measured["time_to_first_token_ms"] = _ms(first_s - arrived_s)
         measured["prefill_time_ms"] = _ms(first_s - admitted_s)
         measured["generation_time_ms"] = _ms(last_s - admitted_s)
         measured["mean_itl_ms"] = _ms((last_s - first_s) / (longest - 1)) if longest > 1 else None
         measured["tokens_per_second"] = sum(counts) / (last_s - admitted_s) if last_s > admitted_s else None
     return timings.model_copy(update=measured)
+
+
+def _moments(job: ClaimedJob, known: RequestMetrics) -> tuple[float | None, float | None, float | None, float]:
+    """First token, last token, admission and arrival. Of a text that was begun elsewhere they are the whole text's."""
+    found = job.found
+    if found is None:
+        return known.first_token_s, known.last_token_s, known.admitted_s, known.arrived_s
+    return found.first_token_s, known.last_token_s or known.finished_s, found.began_s, found.began_s
 
 
 def _ms(seconds: float) -> float:

@@ -196,7 +196,11 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
 
     def stop_after(self, slot: Slot, delay_s: float, cause: Cause, message: str) -> None:
         """Stop the job once `delay_s` has passed, if it is still here."""
-        slot.timers.append(self._hub.call_later(delay_s, self.stop_job, slot, cause, message))
+        slot.timers.append(self.after(delay_s, lambda: self.stop_job(slot, cause, message)))
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> Any:
+        """Have the hub thread call something later; gives what can be cancelled."""
+        return self._hub.call_later(delay_s, call)
 
     # -- stopping jobs -------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ def job_result(output: RequestOutput) -> JobResult:
             total_tokens=prompt + produced,
             cached_tokens=output.metrics.cached_tokens,
         ),
-        logprobs=None if several or output.logprobs is None else [_logprob(one) for one in output.logprobs],
-        prompt_logprobs=output.prompt_logprobs and [one and _logprob(one) for one in output.prompt_logprobs],
+        logprobs=None if several or output.logprobs is None else [shown_logprob(one) for one in output.logprobs],
+        prompt_logprobs=output.prompt_logprobs and [one and shown_logprob(one) for one in output.prompt_logprobs],
         choices=[_choice(choice) for choice in output.choices] if several else [],
     )
 
@@ -37,11 +37,12 @@ def _choice(choice: engine.Choice) -> Choice:
         token_ids=list(choice.token_ids),
         finish_reason=None if choice.finish_reason is FinishReason.ERROR else choice.finish_reason.value,
         stop_reason=choice.stop_reason,
-        logprobs=choice.logprobs and [_logprob(one) for one in choice.logprobs],
+        logprobs=choice.logprobs and [shown_logprob(one) for one in choice.logprobs],
     )
 
 
-def _logprob(found: engine.TokenLogprob) -> TokenLogprob:
+def shown_logprob(found: engine.TokenLogprob) -> TokenLogprob:
+    """A token's logprobs as the contract has them."""
     top = [
         TopLogprob(token=one.token, token_id=one.token_id, logprob=one.logprob, bytes=list(one.bytes))
         for one in found.top

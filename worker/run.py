@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery import states
@@ -18,9 +19,13 @@ from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
 from worker.generation import Generation
 from worker.intake import raw_text, read_claim, rejected_id
 from worker.orders import Rejection
+from worker.progress import Found, Question
 from worker.slot import Cause, Slot, Stop
 
 log = get_logger(__name__)
+
+SAVE_WITHIN_S = 1.0
+"""How long a job that is handed back waits for its tokens to be put down; without them they are computed again."""
 
 
 def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generation:
@@ -89,14 +94,27 @@ def work(slot: Slot, job: ClaimedJob) -> Draft:
     services = slot.services
     if job.request.model != services.model:
         return refused(job, services.identity, Reason.MODEL_NOT_FOUND, "the job's model is not on this queue")
+    if job.lease.fence > 1:
+        job = replace(job, found=progress_of(slot, job))
     said = slot.message.revocation
     if said is not None and slot.stop is None:
         cause = Cause.EXPIRED if said.expired else Cause.CANCELLED
         slot.stop = Stop(cause, "the message had expired" if said.expired else "revoked", time.monotonic())
     if slot.stop is not None:
         return halted(slot, job, slot.stop, None)
-    services.telemetry.begin(job.lease.job_id, job.lease.attempt, job.request.stream)
+    revision = services.identity.model_revision
+    services.telemetry.begin(job.lease.job_id, job.lease.attempt, job.request.stream, revision)
     return judge(slot, job, slot.generate(job.engine_request()))
+
+
+def progress_of(slot: Slot, job: ClaimedJob) -> Found | None:
+    """What earlier attempts at the job have produced."""
+    services = slot.services
+    question = Question(job.lease.job_id, job.request.stream, services.identity.model_revision)
+    found = slot.park(services.progress.read, question)
+    if found is not None:
+        log.info("job %s goes on after %d tokens", question.job_id, sum(len(one.token_ids) for one in found.progress))
+    return found
 
 
 def judge(slot: Slot, job: ClaimedJob, output: RequestOutput) -> Draft:
@@ -126,6 +144,8 @@ def halted(slot: Slot, job: ClaimedJob, stop: Stop, output: RequestOutput | None
         raise Dropped(f"job {job.lease.job_id}: {stop.message}")
     if stop.cause is Cause.HAND_BACK:
         slot.stop = stop
+        if output is not None:
+            slot.park(services.telemetry.save, job.lease.job_id, within_s=SAVE_WITHIN_S)
         if not slot.park(services.writer.release, job.lease):
             raise Dropped(f"job {job.lease.job_id}: its lease was lost before it was handed back")
         services.telemetry.end(job.lease.job_id, job.lease.attempt, JobStatus.QUEUED)

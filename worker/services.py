@@ -18,6 +18,7 @@ from settings import Settings
 from worker.draft import PRIORITY_NUMBERS, Identity
 from worker.listener import Listener
 from worker.metrics import Metrics, serve_metrics
+from worker.progress import PATIENCE_S, ProgressReader
 from worker.telemetry import Telemetry
 from worker.writer import Writer
 
@@ -43,6 +44,7 @@ class Services:
     ledger: LedgerProtocol
     writer: Writer
     telemetry: Telemetry
+    progress: ProgressReader
     metrics: Metrics
     metrics_server: WSGIServer
     owner: str
@@ -87,6 +89,7 @@ class Services:
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the writer", lambda: self.writer.stop(WRITE_S)),
             ("telemetry", lambda: self.telemetry.stop(SEND_S)),
+            ("the reader of progress", self.progress.stop),
             ("the engine's check of its memory", self.engine.check),
             ("the engine", self.engine.stop),
             ("the metrics server", self.metrics_server.shutdown),
@@ -172,6 +175,8 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         settings.broker_url, socket_timeout=5, socket_connect_timeout=2, socket_keepalive=True
     )
     telemetry = Telemetry(client, metrics)
+    patience = {"socket_timeout": PATIENCE_S, "socket_connect_timeout": PATIENCE_S}
+    progress = ProgressReader(redis.Redis.from_url(settings.broker_url, **patience))
     engine = EngineThread(model, config, Listener(pool, telemetry))
     ledger = open_ledger(settings.ledger_url)
     owner = f"{hostname}/{uuid.uuid4().hex[:8]}"
@@ -194,7 +199,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         chat=info.text.chat_template is not None,
     )
     writer.register(card, info.text.to_bytes())
-    for part in (engine, telemetry, writer):
+    for part in (engine, telemetry, progress, writer):
         part.start()
     return Services(
         model=settings.model.name,
@@ -203,6 +208,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         ledger=ledger,
         writer=writer,
         telemetry=telemetry,
+        progress=progress,
         metrics=metrics,
         metrics_server=server,
         owner=owner,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from greenlet import getcurrent, greenlet
 
@@ -74,12 +74,28 @@ class Slot:
         self.greenlet.slot = self
         self.greenlet.switch()
 
-    def park(self, start: Callable[[P, Callable[[T | Exception], None]], None], what: P) -> T:
+    @overload
+    def park(self, start: Callable[[P, Callable[[T | Exception], None]], None], what: P) -> T: ...
+
+    @overload
+    def park(
+        self, start: Callable[[P, Callable[[T | Exception], None]], None], what: P, *, within_s: float
+    ) -> T | None: ...
+
+    def park(
+        self,
+        start: Callable[[P, Callable[[T | Exception], None]], None],
+        what: P,
+        *,
+        within_s: float | None = None,
+    ) -> T | None:
         """Begin `start(what, done)` and suspend the job until somebody calls `done`, from any thread.
 
-        What `done` is given is returned, or raised if it is an exception.
+        What `done` is given is returned, or raised if it is an exception; None after `within_s` without it.
         """
         ticket = self._ticket = object()
+        if within_s is not None:
+            self.timers.append(self.pool.after(within_s, lambda: self._resume(ticket, None)))
         start(what, lambda value: self.pool.post(self._resume, ticket, value))
         value = self.greenlet.parent.switch()
         if isinstance(value, Exception):

@@ -11,17 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import redis
 from celery.utils.log import get_logger
 from headrace.contract import JobStatus
-from headrace.events import StateEvent, TokenEvent
-from headrace.wire import DONE_CHANNEL, STREAM_TTL_S, stream_key
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from engine.request import TokenDelta
+from worker.job_stream import JobStream, Outgoing, tell_state
 from worker.metrics import Metrics
 
 log = get_logger(__name__)
@@ -30,17 +28,6 @@ MAX_PENDING = 20_000
 """Engine steps, states and results that may wait; past it token events are dropped."""
 BATCH = 256
 RETRY_S = 0.5
-RENEW_TTL_S = 600.0
-"""How often the time to live of a stream that still grows is set again."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    attempt: int
-    tokens: bool
-    expires_set_s: float
-    tails: list[TokenEvent] = field(default_factory=list)
-    """Text that the engine held back until the attempt ended. It is the job's only if the attempt is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +35,7 @@ class _Begin:
     job_id: str
     attempt: int
     tokens: bool
+    revision: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +56,13 @@ class _Result:
     done: Callable[[Exception | None], None]
 
 
-_Item = _Begin | _End | _Drop | _Result | tuple[TokenDelta, ...]
+@dataclass(frozen=True, slots=True)
+class _Save:
+    job_id: str
+    done: Callable[[None], None]
+
+
+_Item = _Begin | _End | _Drop | _Result | _Save | tuple[TokenDelta, ...]
 
 
 class Telemetry(threading.Thread):
@@ -80,13 +74,13 @@ class Telemetry(threading.Thread):
         self._metrics = metrics
         self._pending: deque[_Item] = deque()
         self._wake = threading.Event()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, JobStream] = {}
         self._leave_at_s: float | None = None
         self._dropping = False
 
-    def begin(self, job_id: str, attempt: int, tokens: bool) -> None:
-        """An attempt starts: its output begins at offset 0. `tokens` says whether they are wanted."""
-        self._put(_Begin(job_id, attempt, tokens))
+    def begin(self, job_id: str, attempt: int, tokens: bool, revision: str) -> None:
+        """An attempt starts: its output begins at offset 0. `tokens` says whether readers want them."""
+        self._put(_Begin(job_id, attempt, tokens, revision))
 
     def tokens(self, deltas: Sequence[TokenDelta]) -> None:
         """One engine step's output. Dropped when too much waits."""
@@ -100,6 +94,10 @@ class Telemetry(threading.Thread):
     def end(self, job_id: str, attempt: int, status: JobStatus) -> None:
         """The ledger has the job's outcome, or has it queued again."""
         self._put(_End(job_id, attempt, status))
+
+    def save(self, job_id: str, done: Callable[[None], None]) -> None:
+        """Call `done` once another worker can find all that the job has produced here."""
+        self._put(_Save(job_id, done))
 
     def drop(self, job_id: str) -> None:
         """The job goes on elsewhere: say no more of it."""
@@ -132,9 +130,14 @@ class Telemetry(threading.Thread):
 
     def _deliver(self, batch: list[_Item]) -> bool:
         """Send the batch, again and again until Redis takes it. False if the time to leave came first."""
+        out = self._composed(batch)
         while True:
             try:
-                self._send(batch)
+                _send(out, self._client)
+                for item in batch:
+                    if isinstance(item, _Save):
+                        item.done(None)
+                self._store_results(batch)
                 return True
             except redis.RedisError as exc:
                 log.debug("telemetry waits for Redis: %s", exc)
@@ -145,34 +148,34 @@ class Telemetry(threading.Thread):
                 return False
             time.sleep(RETRY_S)
 
-    def _send(self, batch: list[_Item]) -> None:
-        with self._client.pipeline(transaction=False) as pipe:
-            for item in batch:
-                match item:
-                    case _Begin():
-                        self._streams[item.job_id] = _Stream(item.attempt, item.tokens, time.monotonic())
-                        self._add_state(pipe, item.job_id, item.attempt, JobStatus.RUNNING)
-                    case _End():
-                        stream = self._streams.get(item.job_id)
-                        for tail in stream.tails if item.status.terminal and stream is not None else ():
-                            pipe.xadd(stream_key(item.job_id), {"event": tail.model_dump_json()})
-                        self._add_state(pipe, item.job_id, item.attempt, item.status)
-                        if item.status.terminal:
-                            pipe.publish(DONE_CHANNEL, item.job_id)
-                    case tuple():
-                        self._add_tokens(pipe, item)
-                    case _Drop() | _Result():
-                        pass
-            answers = pipe.execute(raise_on_error=False)
-        for answer in answers:
-            if isinstance(answer, (OutOfMemoryError, ReadOnlyError)):
-                raise answer
-            if isinstance(answer, Exception):
-                log.error("Redis refused an event: %s", answer)
+    def _composed(self, batch: list[_Item]) -> Outgoing:
+        """What the batch tells, as commands for Redis."""
+        out, now_s = Outgoing(), time.monotonic()
         for item in batch:
-            if isinstance(item, _End | _Drop):
-                self._streams.pop(item.job_id, None)
-        self._store_results(batch)
+            match item:
+                case _Begin():
+                    stream = self._streams[item.job_id] = JobStream(item.job_id, item.attempt, item.tokens)
+                    stream.begin(out, item.revision, now_s)
+                case _End():
+                    ending = self._streams.pop(item.job_id, None)
+                    if ending is not None:
+                        ending.end(out, item.status)
+                    tell_state(out, item.job_id, item.attempt, item.status)
+                case _Save():
+                    saved = self._streams.get(item.job_id)
+                    if saved is not None:
+                        saved.save(out)
+                case _Drop():
+                    self._streams.pop(item.job_id, None)
+                case _Result():
+                    pass
+                case _:
+                    self._metrics.step(item)
+                    for delta in item:
+                        told = self._streams.get(delta.request_id)
+                        if told is not None:
+                            told.tokens(out, delta, now_s)
+        return out
 
     def _store_results(self, batch: list[_Item]) -> None:
         """Results leave the batch as they are stored: a repeated batch sends only events twice, which readers skip."""
@@ -186,30 +189,11 @@ class Telemetry(threading.Thread):
             batch.remove(item)
             item.done(None)
 
-    def _add_state(self, pipe: Any, job_id: str, attempt: int, status: JobStatus) -> None:
-        key = stream_key(job_id)
-        pipe.xadd(key, {"event": StateEvent(status=status, attempt=attempt).model_dump_json(exclude_none=True)})
-        pipe.expire(key, STREAM_TTL_S)
 
-    def _add_tokens(self, pipe: Any, deltas: tuple[TokenDelta, ...]) -> None:
-        now = time.monotonic()
-        self._metrics.step(deltas)
-        for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            if stream is None or not stream.tokens:
-                continue
-            event = TokenEvent(
-                attempt=stream.attempt,
-                offset=delta.offset,
-                text=delta.text,
-                token_ids=list(delta.token_ids),
-                index=delta.index,
-            )
-            if not delta.token_ids:
-                stream.tails.append(event)
-                continue
-            key = stream_key(delta.request_id)
-            pipe.xadd(key, {"event": event.model_dump_json()})
-            if now - stream.expires_set_s > RENEW_TTL_S:
-                stream.expires_set_s = now
-                pipe.expire(key, STREAM_TTL_S)
+def _send(out: Outgoing, client: redis.Redis) -> None:
+    """Raise a RedisError unless Redis took it; what it will never take is left out."""
+    for answer in out.send(client):
+        if isinstance(answer, (OutOfMemoryError, ReadOnlyError)):
+            raise answer
+        if isinstance(answer, Exception):
+            log.error("Redis refused an event: %s", answer)

@@ -96,12 +96,16 @@ class TextReader:
     def take(self, event: StateEvent | TokenEvent) -> str:
         """The characters that `event` adds; raises JobFailed for an end without success.
 
-        After a gap nothing is new until the terminal event, which has the whole text.
+        After a gap nothing is new until the terminal event, which has the whole text. Raises HeadraceError if the job
+        was begun anew and has another text now (its worker has another revision of the model).
         """
         if isinstance(event, TokenEvent):
             if event.index or event.offset > self._chars:
                 return ""
-            return self._add(event.text[self._chars - event.offset :])
+            known = self._chars - event.offset
+            if event.text[:known] != self._shown()[event.offset : event.offset + len(event.text)]:
+                raise self._changed()
+            return self._add(event.text[known:])
         if not event.status.terminal:
             return ""
         return self._add(self._rest(event.job)) if event.job is not None else ""
@@ -115,8 +119,14 @@ class TextReader:
     def _rest(self, job: Job) -> str:
         if job.status is not JobStatus.SUCCEEDED or job.result is None:
             raise JobFailed(job)
-        if not job.result.text.startswith("".join(self._text)):
-            raise HeadraceError(
-                f"job {self._job_id}: its text is not the one that was streamed; get() has the right one"
-            )
+        if not job.result.text.startswith(self._shown()):
+            raise self._changed()
         return job.result.text[self._chars :]
+
+    def _shown(self) -> str:
+        if len(self._text) > 1:
+            self._text = ["".join(self._text)]
+        return self._text[0] if self._text else ""
+
+    def _changed(self) -> HeadraceError:
+        return HeadraceError(f"job {self._job_id}: its text is not the one that was streamed; get() has the right one")

@@ -41,6 +41,12 @@ def stream_key(job_id: str) -> str:
     return f"headrace:events:{job_id}"
 
 
+def progress_key(job_id: str) -> str:
+    """Redis stream of the same form for a job that doesn't stream: what it has so far, for a worker that takes it
+    over. It goes when the job has ended."""
+    return f"headrace:progress:{job_id}"
+
+
 def worker_key(name: str) -> str:
     """Redis key that a worker keeps alive while it consumes: a JSON object with its `model` and the time (`at`)."""
     return f"{WORKER_KEY_PREFIX}{name}"

@@ -52,8 +52,8 @@ def begin(client: redis.Redis) -> Iterator[Callable[[], Telemetry]]:
 
 def test_events_keep_their_order(client: redis.Redis, begin: Callable[[], Telemetry]) -> None:
     telemetry = begin()
-    telemetry.begin("a", 1, True)
-    telemetry.begin("b", 1, False)
+    telemetry.begin("a", 1, True, "r1")
+    telemetry.begin("b", 1, False, "r1")
     for n in range(3):
         telemetry.tokens([delta("a", n), delta("b", n), delta("stranger", n)])
     telemetry.end("a", 1, JobStatus.SUCCEEDED)
@@ -69,14 +69,14 @@ def test_text_held_back_until_the_attempt_ended_is_told_only_if_the_job_ended_to
     client: redis.Redis, begin: Callable[[], Telemetry], ends: str
 ) -> None:
     telemetry = begin()
-    telemetry.begin("a", 1, True)
+    telemetry.begin("a", 1, True, "r1")
     telemetry.tokens([delta("a", 0)])
     telemetry.tokens([TokenDelta("a", "half a stop string", 1, ())])
     if ends == "lost":
         telemetry.drop("a")
     else:
         telemetry.end("a", 1, JobStatus.SUCCEEDED if ends == "succeeded" else JobStatus.QUEUED)
-    telemetry.begin("a", 2, True)
+    telemetry.begin("a", 2, True, "r1")
     telemetry.end("a", 2, JobStatus.SUCCEEDED)
     telemetry.stop(5)
     first = {"succeeded": ["1", "succeeded"], "handed back": ["queued"], "lost": []}[ends]
@@ -87,7 +87,7 @@ def test_each_completion_has_its_own_offsets_and_its_own_end(
     client: redis.Redis, begin: Callable[[], Telemetry]
 ) -> None:
     telemetry = begin()
-    telemetry.begin("a", 1, True)
+    telemetry.begin("a", 1, True, "r1")
     telemetry.tokens([delta("a", 0), TokenDelta("a", "y", 0, (7,), 1)])
     telemetry.tokens([TokenDelta("a", "held", 1, (), 0), TokenDelta("a", "too", 1, (), 1)])
     telemetry.end("a", 1, JobStatus.SUCCEEDED)
@@ -103,7 +103,7 @@ def test_tokens_are_dropped_and_states_are_kept_while_redis_is_away(
     monkeypatch.setattr(module, "MAX_PENDING", 10)
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     telemetry = begin()
-    telemetry.begin("a", 1, True)
+    telemetry.begin("a", 1, True, "r1")
     eventually(lambda: events(client, "a") == ["running"], 5)
     broker.kill(signal.SIGTERM)
     for n in range(500):
@@ -130,6 +130,6 @@ def test_a_result_that_can_not_be_stored_holds_up_nobody(client: redis.Redis, be
     telemetry.result(broken, done.put)
     assert done.get(timeout=5) is None
     client.set(stream_key("a"), "not a stream")
-    telemetry.begin("a", 1, True)
-    telemetry.begin("b", 1, True)
+    telemetry.begin("a", 1, True, "r1")
+    telemetry.begin("b", 1, True, "r1")
     eventually(lambda: events(client, "b") == ["running"], 5)

@@ -1,0 +1,129 @@
+"""What is told on Redis of one attempt at a job: its event stream, and where another worker could go on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from headrace.contract import JobStatus
+from headrace.events import StateEvent, TokenEvent
+from headrace.wire import DONE_CHANNEL, STREAM_TTL_S, progress_key, stream_key
+
+from engine.request import TokenDelta
+from worker.result import shown_logprob
+
+RENEW_TTL_S = 600.0
+"""How often the time to live of a stream that still grows is set again."""
+SAVE_S = 1.0
+"""How often the tokens of a job that doesn't stream are put where a worker that takes it over finds them."""
+
+
+class Outgoing:
+    """Commands for Redis, composed once and sent until Redis takes them: readers skip what comes twice."""
+
+    def __init__(self) -> None:
+        self._commands: list[tuple[str, tuple[Any, ...]]] = []
+
+    def append(self, key: str, event: StateEvent | TokenEvent) -> None:
+        self._commands.append(("xadd", (key, {"event": event.model_dump_json(exclude_none=True)})))
+
+    def expire(self, key: str) -> None:
+        self._commands.append(("expire", (key, STREAM_TTL_S)))
+
+    def delete(self, key: str) -> None:
+        self._commands.append(("delete", (key,)))
+
+    def publish_end(self, job_id: str) -> None:
+        self._commands.append(("publish", (DONE_CHANNEL, job_id)))
+
+    def send(self, client: redis.Redis) -> list[Any]:
+        """What Redis answered to each command, in one round trip."""
+        with client.pipeline(transaction=False) as pipe:
+            for name, arguments in self._commands:
+                getattr(pipe, name)(*arguments)
+            return pipe.execute(raise_on_error=False)
+
+
+class JobStream:
+    """One attempt that runs here. If readers want no tokens, those that there are go to a stream of their own."""
+
+    def __init__(self, job_id: str, attempt: int, streams: bool) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
+        self._streams = streams
+        self._key = stream_key(job_id) if streams else progress_key(job_id)
+        self._renewed_s = 0.0
+        self._saved_s = 0.0
+        self._unsaved: dict[int, TokenEvent] = {}
+        """By completion, if readers want no tokens: what came since it was last saved."""
+        self._tails: list[TokenEvent] = []
+        """Text that the engine held back until the attempt ended. It is the job's only if the attempt is."""
+
+    def begin(self, out: Outgoing, revision: str, now_s: float) -> None:
+        running = StateEvent(status=JobStatus.RUNNING, attempt=self._attempt, revision=revision)
+        for key in {self._key, stream_key(self._job_id)}:
+            out.append(key, running)
+            out.expire(key)
+        self._renewed_s = now_s
+
+    def tokens(self, out: Outgoing, delta: TokenDelta, now_s: float) -> None:
+        """What one step brought."""
+        if self._streams:
+            event = self._event(delta)
+            if delta.token_ids:
+                out.append(self._key, event)
+            else:
+                self._tails.append(event)
+        else:
+            self._gather(delta)
+            if now_s - self._saved_s >= SAVE_S:
+                self.save(out)
+                self._saved_s = now_s
+        if now_s - self._renewed_s > RENEW_TTL_S:
+            self._renewed_s = now_s
+            out.expire(self._key)
+
+    def save(self, out: Outgoing) -> None:
+        """Put down all that there is, so that another worker can go on from it."""
+        for event in self._unsaved.values():
+            out.append(self._key, event)
+        self._unsaved.clear()
+
+    def end(self, out: Outgoing, status: JobStatus) -> None:
+        if status.terminal:
+            for tail in self._tails:
+                out.append(self._key, tail)
+            if not self._streams:
+                out.delete(self._key)
+
+    def _gather(self, delta: TokenDelta) -> None:
+        """Add to what is to be saved; what comes after a gap is of no use."""
+        known = self._unsaved.get(delta.index)
+        if not delta.token_ids:
+            return
+        if known is None:
+            self._unsaved[delta.index] = self._event(delta)
+        elif known.position is not None and known.position + len(known.token_ids) == delta.position:
+            known.token_ids += delta.token_ids
+            known.text += delta.text
+            if delta.logprobs:
+                known.logprobs = [*(known.logprobs or ()), *map(shown_logprob, delta.logprobs)]
+
+    def _event(self, delta: TokenDelta) -> TokenEvent:
+        return TokenEvent(
+            attempt=self._attempt,
+            offset=delta.offset,
+            text=delta.text,
+            token_ids=list(delta.token_ids),
+            index=delta.index,
+            position=delta.position,
+            logprobs=[shown_logprob(one) for one in delta.logprobs] or None,
+        )
+
+
+def tell_state(out: Outgoing, job_id: str, attempt: int, status: JobStatus) -> None:
+    """The job entered a state."""
+    out.append(stream_key(job_id), StateEvent(status=status, attempt=attempt))
+    out.expire(stream_key(job_id))
+    if status.terminal:
+        out.publish_end(job_id)
