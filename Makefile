@@ -7,7 +7,7 @@ INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildca
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test quick check lint-fix bench-peers bench long-run sanitize redis-server
+.PHONY: help demo install test faults quick check lint-fix bench-peers bench long-run sanitize redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ install: $(VENV)/.tested ## Install what serving and testing need into .venv
 test: check redis-server ## The checks, then the whole suite, then again on Redis and PostgreSQL what touches them
 	$(BIN)/python -m pytest -q
 	$(BIN)/python -m pytest -q tests/unit/ledger tests/integration tests/faults --database postgres --broker redis
+
+faults: $(VENV)/.tested redis-server ## Every fault at every point of a job's life, on both brokers and both databases
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/faults
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/faults --database postgres --broker redis
 
 quick: $(VENV)/.tested ## The suite without its slow tests
 	$(BIN)/python -m pytest -q -m "not slow"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -12,7 +11,7 @@ from celery import Celery
 from headrace.contract import Priority
 from headrace.signing import SIGNATURE_HEADER, sign
 from headrace.urls import masked
-from headrace.wire import TASK_GENERATE, VISIBILITY_TIMEOUT_S, celery_config, message_options, queue_keys
+from headrace.wire import SILENT_S, TASK_GENERATE, celery_config, message_options, queue_keys
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
@@ -20,9 +19,13 @@ from ledger.contract import Dispatch
 
 SOCKET_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 3.0
-HELD_S = VISIBILITY_TIMEOUT_S / 4 + 5.0
-"""A worker renews what it holds every quarter of the visibility timeout; what is older belongs to a dead one."""
 _CHUNK = 200
+
+
+def broker_now_s(client: Any) -> float:
+    """Unix time by the broker's clock, on which all who stamp and read messages agree."""
+    seconds, microseconds = client.time()
+    return float(seconds) + float(microseconds) / 1e6
 
 
 class BrokerAway(RuntimeError):
@@ -78,16 +81,17 @@ class CeleryTransport:
     def depth(self, models: Sequence[str]) -> int:
         """How many messages the broker holds: in the queues of these models, and with workers that are alive."""
         with self._channel() as channel, channel.conn_or_acquire() as client, client.pipeline() as pipe:
+            since_s = broker_now_s(client) - SILENT_S
             for key in _keys(models):
                 pipe.llen(key)
-            pipe.zcount(channel.unacked_index_key, time.time() - HELD_S, "+inf")
+            pipe.zcount(channel.unacked_index_key, since_s, "+inf")
             return sum(pipe.execute())
 
     def held(self, models: Sequence[str]) -> set[str]:
         """The jobs of those messages. Queues are read before what workers hold, as that is the way messages go."""
         with self._channel() as channel, channel.conn_or_acquire() as client:
             ids = {_task_id(item) for key in _keys(models) for item in _list_items(client, key)}
-            tags = client.zrangebyscore(channel.unacked_index_key, time.time() - HELD_S, "+inf")
+            tags = client.zrangebyscore(channel.unacked_index_key, broker_now_s(client) - SILENT_S, "+inf")
             for start in range(0, len(tags), _CHUNK):
                 ids.update(map(_task_id, client.hmget(channel.unacked_key, tags[start : start + _CHUNK])))
         return {task_id for task_id in ids if task_id is not None}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,7 +146,14 @@ class Workplace:
         self.redis.close()
 
     def start_worker(
-        self, name: str = "w1", *, step_s: float = 0.005, extra: Sequence[str] = (), ready: bool = True, **env: object
+        self,
+        name: str = "w1",
+        *,
+        step_s: float = 0.005,
+        extra: Sequence[str] = (),
+        ready: bool = True,
+        environ: Mapping[str, str] | None = None,
+        **env: object,
     ) -> WorkerProcess:
         """A worker whose engine steps every `step_s`; `env` are settings without their prefix (`WORKER__LEASE_S`)."""
         settings = {
@@ -160,7 +167,8 @@ class Workplace:
             **env,
         }
         log = self.home / f"{name}-{len(self.workers)}.log"
-        worker = WorkerProcess(name, {f"HEADRACE_{key}": str(value) for key, value in settings.items()}, log, extra)
+        set_ = {f"HEADRACE_{key}": str(value) for key, value in settings.items()}
+        worker = WorkerProcess(name, set_ | dict(environ or {}), log, extra)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
 

@@ -4,7 +4,8 @@ Kombu stamps a message when it is received and never again, so a job that runs l
 is handed out twice. It hands back every message when a connection breaks, also those whose jobs run on
 here. And an acknowledgement through a dead connection is lost, or ends the worker. So:
 
-- every message that this worker holds is stamped again, well before anybody takes it for lost;
+- every message that this worker holds is stamped again, well before anybody takes it for lost, by the broker's clock;
+- what wasn't stamped for seconds was held by a dead worker and is handed out again, long before the visibility timeout;
 - a broken connection hands back only messages whose jobs are not here, and the next one adopts the others;
 - the messages of finished jobs are removed once more on the connection that is alive;
 - a worker that leaves puts back the message that its last read may bring.
@@ -23,9 +24,10 @@ import redis
 from celery import bootsteps
 from celery.utils.log import get_logger
 from headrace.contract import utc_now
-from headrace.wire import VISIBILITY_TIMEOUT_S, WORKER_KEY_TTL_S, worker_key
+from headrace.wire import QUEUE_PREFIX, SILENT_S, STAMP_S, VISIBILITY_TIMEOUT_S, WORKER_KEY_TTL_S, worker_key
 from kombu.transport import redis as transport
 
+from ledger.transport import broker_now_s
 from worker.envelope import JobMessage
 
 if TYPE_CHECKING:
@@ -34,12 +36,27 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LISTEN_EVERY_S = 0.5
+GRACE_S = STAMP_S + 1.0
+"""After a connection was made the other workers have this long to make theirs, and to stamp what they hold."""
+RESTORE_MOST = 1000
+"""Silent messages that are looked at in one round."""
 
 
 class LeasedQoS(transport.QoS):
     """The transport's list of unacknowledged messages, which keeps those of running jobs."""
 
     pool: ClassVar[EnginePool | None] = None
+    clock_offset_s: ClassVar[float] = 0.0
+    """What the broker's clock is ahead of this host's."""
+    restore_from_s: ClassVar[float] = 0.0
+    """Not before this moment of the monotonic clock is anything taken for silent."""
+
+    @classmethod
+    def read_clock(cls, client: Any) -> float:
+        """The moment by the broker's clock, which all who share the broker agree on."""
+        now_s = broker_now_s(client)
+        cls.clock_offset_s = now_s - time.time()
+        return now_s
 
     @classmethod
     def held(cls) -> set[str]:
@@ -52,6 +69,32 @@ class LeasedQoS(transport.QoS):
             message = slot.message.message
             message.channel = self.channel
             self._delivered[message.delivery_tag] = message
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Note a message as unacknowledged, as kombu does but for whose clock it is."""
+        info = message.delivery_info
+        held = json.dumps([message._raw, info["exchange"], info["routing_key"]])
+        with self.pipe_or_acquire() as pipe:
+            pipe.zadd(self.unacked_index_key, {delivery_tag: time.time() + self.clock_offset_s})
+            pipe.hset(self.unacked_key, delivery_tag, held)
+            pipe.execute()
+        super(transport.QoS, self).append(message, delivery_tag)  # type: ignore[no-untyped-call]
+
+    def restore_visible(self, start: int = 0, num: int | None = None, interval: int = 1) -> None:
+        """Hand out again what nobody stamps any more. Several workers may: a message is moved in one transaction."""
+        if time.monotonic() < self.restore_from_s:
+            return
+        with self.channel.conn_or_acquire() as client:
+            now_s = self.read_clock(client)
+            silent = client.zrangebyscore(
+                self.unacked_index_key, "-inf", now_s - SILENT_S, start=0, num=RESTORE_MOST, withscores=True
+            )
+            held = client.hmget(self.unacked_key, [tag for tag, _ in silent]) if silent else []
+            for (tag, stamped_s), message in zip(silent, held, strict=True):
+                if tag.decode() in self._delivered:
+                    continue
+                if is_ours(message) or stamped_s <= now_s - VISIBILITY_TIMEOUT_S:
+                    self.restore_by_tag(tag, client)  # type: ignore[no-untyped-call]
 
     @property
     def _reachable(self) -> bool:
@@ -76,6 +119,15 @@ class LeasedQoS(transport.QoS):
             log.warning("%d messages wait for their visibility timeout: %r", len(self._delivered), exc)
         finally:
             self._delivered.clear()
+
+
+def is_ours(held: bytes | None) -> bool:
+    """Whether a noted message came from a queue of Headrace's, whose workers stamp what they hold."""
+    try:
+        _, _, routing_key = json.loads(held or b"")
+    except ValueError:
+        return held is None
+    return isinstance(routing_key, str) and routing_key.startswith(QUEUE_PREFIX)
 
 
 class JobChannel(transport.Channel):
@@ -142,12 +194,16 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         self._timers: list[Any] = []
 
     def start(self, c: Any) -> None:
-        c.task_consumer.channel.qos.adopt(c.pool)
+        LeasedQoS.restore_from_s = time.monotonic() + GRACE_S
+        channel = c.task_consumer.channel
+        with channel.conn_or_acquire() as client:
+            LeasedQoS.read_clock(client)
+        channel.qos.adopt(c.pool)
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         for timer in self._timers:
             timer.cancel()
-        period_s = min(c.pool.services.lease_s / 3, VISIBILITY_TIMEOUT_S / 4, WORKER_KEY_TTL_S / 5)
+        period_s = min(c.pool.services.lease_s / 3, STAMP_S, WORKER_KEY_TTL_S / 5)
         self._timers = [
             hub.call_repeatedly(period_s, self.stamp, c),
             hub.call_repeatedly(LISTEN_EVERY_S, require_answers, c.pool),
@@ -174,10 +230,10 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         settled = list(pool.settled)
         tags = (set(channel.qos._delivered) | LeasedQoS.held()) - set(settled)
         with channel.conn_or_acquire() as client, client.pipeline(transaction=True) as pipe:
+            now_s = LeasedQoS.read_clock(client)
             if tags:
-                now = time.time()
                 # XX: a message that somebody has acknowledged must not come back.
-                pipe.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
+                pipe.zadd(channel.unacked_index_key, dict.fromkeys(tags, now_s), xx=True)
             if settled:
                 pipe.zrem(channel.unacked_index_key, *settled)
                 pipe.hdel(channel.unacked_key, *settled)

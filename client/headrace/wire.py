@@ -14,7 +14,11 @@ from headrace.contract import Priority
 TASK_GENERATE = "headrace.generate"
 QUEUE_PREFIX = "headrace."
 VISIBILITY_TIMEOUT_S = 60
-"""After this long a message that nobody renews is handed out again. Workers renew theirs every quarter of it."""
+"""After this long any message that nobody renews is handed out again, whoever's it is."""
+STAMP_S = 3.0
+"""Workers renew the messages that they hold at least this often."""
+SILENT_S = 8.0
+"""A message of ours that wasn't renewed for this long was held by a worker that is dead."""
 
 PRIORITY_STEPS = (0, 3, 6, 9)
 _BROKER_PRIORITY = {Priority.HIGH: 0, Priority.NORMAL: 3, Priority.LOW: 6}
@@ -72,7 +76,7 @@ def celery_config(broker_url: str) -> dict[str, Any]:
         "result_expires": 3600,
         "broker_transport_options": {
             "visibility_timeout": VISIBILITY_TIMEOUT_S,
-            "unacked_restore_interval": 5,
+            "unacked_restore_interval": 2,
             "unacked_restore_throttle": 1,
             "queue_order_strategy": "priority",
             "priority_steps": list(PRIORITY_STEPS),

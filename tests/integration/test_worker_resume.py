@@ -106,7 +106,12 @@ def test_another_model_begins_anew(workplace: Workplace, start_worker: Callable[
 def test_a_real_models_sampled_text_is_the_undisturbed_one(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess], demo_model: object
 ) -> None:
-    model = {"MODEL__MODEL_PATH": "smollm2-135m", "MODEL__ALIAS": "fake", "WORKER__LEASE_S": 3, "MODEL__MAX_SEQ_LEN": 512}
+    model = {
+        "MODEL__MODEL_PATH": "smollm2-135m",
+        "MODEL__ALIAS": "fake",
+        "WORKER__LEASE_S": 3,
+        "MODEL__MAX_SEQ_LEN": 512,
+    }
     fields = {"prompt": "The river", "max_tokens": 160, "temperature": 0.9, "seed": 11, "ignore_eos": True}
     first = start_worker("w1", **model, ready=False).wait_ready(60)
     undisturbed = workplace.ended(workplace.submit(**fields).id, within_s=60)

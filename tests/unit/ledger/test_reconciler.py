@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import redis
-from headrace.wire import queue_name
+from headrace.wire import SILENT_S, queue_name
 
 from ledger import Ledger, reconciler
 from ledger.reconciler import Reconciler
 from ledger.relay import Relay
-from ledger.transport import HELD_S, CeleryTransport
+from ledger.transport import CeleryTransport
 
 NORMAL = f"{queue_name('m')}\x06\x163"
 
@@ -107,7 +107,7 @@ def test_what_a_live_worker_holds_is_not_missing_but_a_dead_ones_is(
     relay.drain()
     rounds = Reconciler(ledger, transport)
     hold(client, time.time())
-    hold(client, time.time() - HELD_S - 1)
+    hold(client, time.time() - SILENT_S - 1)
     assert [rounds.round(), rounds.round()] == [0, 1]
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import redis
 from headrace.contract import Priority, new_job_id
-from headrace.wire import broker_priority, queue_name
+from headrace.wire import SILENT_S, broker_priority, queue_name
 
 from ledger import transport as transport_module
 from ledger.contract import Dispatch, Topic
-from ledger.transport import HELD_S, BrokerAway, CeleryTransport
+from ledger.transport import BrokerAway, CeleryTransport
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_depth_and_held_see_every_list_and_what_live_workers_hold(transport: Cel
     transport.publish(dispatches)
     now = time.time()
     alive = hold(client, queue_name("m"), now)
-    dead = hold(client, f"{queue_name('m')}\x06\x163", now - HELD_S - 1)
+    dead = hold(client, f"{queue_name('m')}\x06\x163", now - SILENT_S - 1)
     ids = {d.job_id for d in dispatches}
     assert transport.depth(["m", "other"]) == 3
     assert transport.held(["m", "other"]) == ids - {dead, dispatches[4].job_id}

@@ -1,0 +1,87 @@
+"""Each process of a job is struck at each point of the job's life: the job ends once, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from tests.faults.points import SUBMISSION, WORK, Strike
+from tests.faults.stage import LEASE_S, Stage, go_on, state_of
+from tests.workers import eventually
+
+pytestmark = pytest.mark.slow
+
+IN_WORKER = [point.name for point in WORK]
+IN_DOOR = [point.name for point in SUBMISSION]
+JOBS = 4
+
+
+def at(points: Iterable[str], *usual: str) -> Any:
+    """A test at each of the points, of which the suite runs the usual ones."""
+    given = [pytest.param(point, marks=() if point in usual else (pytest.mark.faults,)) for point in points]
+    return pytest.mark.parametrize("point", given)
+
+
+def both_ways(stage: Stage) -> Callable[[], list[str]]:
+    """Submit jobs, half of them over HTTP and half as a raw producer."""
+    return lambda: stage.submit(JOBS // 2) + stage.send(JOBS // 2)
+
+
+@at(IN_WORKER, "before claim", "after commit")
+def test_a_worker_is_killed(stage: Stage, point: str) -> None:
+    """https://github.com/llm-d-incubation/llm-d-async/issues/404: a killed worker loses the jobs it had taken.
+
+    All come over HTTP: a raw message may be lost with the worker that is just reading it, see `docs/operations.md`.
+    """
+    pid = stage.strike(point, Strike.KILL, lambda: stage.submit(JOBS))
+    eventually(lambda: state_of(pid) in "ZX", 5, "it is dead")
+    assert max(job.attempt for job in stage.assert_clean()) <= 2
+
+
+@at(IN_WORKER, "first token")
+def test_a_worker_sleeps_past_its_lease_and_wakes_up(stage: Stage, point: str) -> None:
+    """https://github.com/celery/celery/issues/5935: a job is delivered again while it runs, and has two results."""
+    pid = stage.strike(point, Strike.STOP, both_ways(stage))
+    time.sleep(LEASE_S + 1)
+    go_on(pid)
+    stage.assert_clean()
+
+
+@at(IN_WORKER, "after claim")
+def test_a_worker_is_told_to_leave(stage: Stage, point: str) -> None:
+    """https://github.com/celery/celery/issues/4354: a warm shutdown loses jobs, or runs them again."""
+    pid = stage.strike(point, Strike.TERM, both_ways(stage))
+    assert {job.attempt for job in stage.assert_clean()} == {1}
+    eventually(lambda: state_of(pid) in "ZX", 20, "it has left")
+
+
+@at(IN_DOOR, "after submit")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
+def test_the_api_is_struck(stage: Stage, point: str, number: signal.Signals) -> None:
+    """Whoever submitted repeats what was not answered, and one job comes of it."""
+    api = stage.api
+    stage.points.arm(point, Strike.HOLD)
+    with stage.submitting(JOBS, idempotency_key=point) as submission:
+        pid = eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
+        os.kill(api.process.pid, number)
+        stage.points.clear()
+        eventually(lambda: api.process.poll() is not None, 15, "the API has ended")
+        stage.restart_api()
+        stage.api.wait_ready()
+    assert len(set(submission.result())) == 1
+    assert pid in (api.process.pid, *(worker.process.pid for worker in stage.workers))
+    assert {job.attempt for job in stage.assert_clean()} == {1}
+
+
+@at(IN_DOOR[2:], "after publish")
+def test_a_relay_is_killed(stage: Stage, point: str) -> None:
+    """Whichever process carries the message to the broker, it dies as it does."""
+    pid = stage.strike(point, Strike.KILL, lambda: stage.submit(JOBS))
+    eventually(lambda: state_of(pid) in "ZX", 5, "it is dead")
+    stage.replace_the_dead()
+    stage.assert_clean()
