@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Request, Security
+from fastapi import Depends, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from headrace.contract import JobRequest
 from headrace.errors import Forbidden, Unauthorized
@@ -57,11 +57,13 @@ class Caller:
 async def _caller(
     needed: SecurityScopes,
     request: Request,
+    response: Response,
     door: TheDoor,
     given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> Caller:
-    """The caller, if its key allows what the route is for. Raises Unauthorized and Forbidden."""
+    """The caller, if its key allows what the route is for. Raises Unauthorized, Forbidden and RateLimited."""
     if not door.settings.api.needs_keys:
+        response.headers.update(await door.rates.request(None))
         return Caller()
     if given is None or len(request.headers.getlist("authorization")) > 1:
         raise _unauthorized("give one API key, as `Authorization: Bearer hr_...`", "missing_api_key")
@@ -71,6 +73,7 @@ async def _caller(
     if not key.allows(Scope(scope) for scope in needed.scopes):
         message = f"this API key lacks the scope {' and '.join(repr(scope) for scope in needed.scopes)}"
         raise Forbidden(message, type="permission_error", code="missing_scope", status=403)
+    response.headers.update(await door.rates.request(key))
     return Caller(key)
 
 

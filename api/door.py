@@ -19,6 +19,7 @@ from api.admission import Admission
 from api.bounds import QueueBounds
 from api.keyring import Keyring
 from api.metrics import Metrics
+from api.rates import Rates
 from api.streams import StreamNews
 from api.threads import LedgerThreads
 from api.watch import EndWatch
@@ -46,6 +47,7 @@ class Door:
     streams: StreamNews
     admission: Admission
     keyring: Keyring
+    rates: Rates
     bounds: QueueBounds
     metrics: Metrics
     threads: LedgerThreads
@@ -108,7 +110,8 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
     streams = StreamNews(broker)
     admission, keyring = Admission(ledger, threads), Keyring(ledger.keys, threads)
     bounds = QueueBounds(ledger, threads, settings.queue)
-    door = Door(settings, ledger, broker, relay, watch, streams, admission, keyring, bounds, metrics, threads)
+    rates = Rates(broker, settings.broker_url, settings.api)
+    door = Door(settings, ledger, broker, relay, watch, streams, admission, keyring, rates, bounds, metrics, threads)
     relay.start()
     try:
         async with _running(watch.listen(), watch.look(), streams.run()):

@@ -10,7 +10,7 @@ import redis
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from headrace.contract import ErrorBody
-from headrace.errors import ApiError, Conflict, NotFound, Unauthorized, Unavailable
+from headrace.errors import ApiError, Conflict, NotFound, TooManyRequests, Unauthorized, Unavailable
 from headrace.validation import bad_request, invalid
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -27,10 +27,21 @@ class ErrorAnswer(BaseModel):
     error: ErrorBody
 
 
+class RateLimited(TooManyRequests):
+    """Requests or tokens come faster than they may; `headers` tell what is left of the limit, and until when."""
+
+    def __init__(self, message: str, headers: Mapping[str, str], retry_after_s: float) -> None:
+        super().__init__(
+            message, type="rate_limit_error", code="rate_limit_exceeded", status=429, retry_after_s=retry_after_s
+        )
+        self.headers = headers
+
+
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entries of a guarded route's errors; every one may answer 401, 403 and 503."""
+    """The OpenAPI entries of a guarded route's errors; every one may answer 401, 403, 429 and 503."""
     return {
-        status: {"model": ErrorAnswer, "description": _MEANING[status]} for status in sorted({*statuses, 401, 403, 503})
+        status: {"model": ErrorAnswer, "description": _MEANING[status]}
+        for status in sorted({*statuses, 401, 403, 429, 503})
     }
 
 
@@ -42,7 +53,7 @@ _MEANING = {
     409: "The job's state, or the idempotency key, forbids it",
     413: "The body is too large",
     415: "The body is not declared to be JSON",
-    429: "Too much waits already: `Retry-After` says when to ask again",
+    429: "Too much waits already, or requests or tokens come too fast: `Retry-After` says when to ask again",
     503: "The database, or the broker, is away: `Retry-After` says when to ask again",
 }
 
@@ -71,7 +82,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:
-        return error_response(error)
+        return error_response(error, error.headers if isinstance(error, RateLimited) else None)
 
     @app.exception_handler(RequestValidationError)
     async def invalid_parameter(_: Request, error: RequestValidationError) -> Response:

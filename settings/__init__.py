@@ -98,6 +98,10 @@ class ApiSettings(BaseModel):
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
     max_wait_s: float = Field(60.0, ge=0)
     """The longest long-poll; a longer `wait` is cut to it."""
+    requests_per_minute: int | None = Field(None, ge=1)
+    """Of each tenant, all its keys together, but for those that have a limit of their own."""
+    tokens_per_minute: int | None = Field(None, ge=1)
+    """The same of tokens: those of a job's prompt, and those that it may generate."""
 
     @property
     def needs_keys(self) -> bool:

@@ -83,11 +83,12 @@ async def find(door: Door, caller: Caller, job_id: str) -> Job:
     return job
 
 
-async def accept(door: Door, caller: Caller, request: JobRequest) -> Submission:
+async def accept(door: Door, caller: Caller, request: JobRequest, response: Response) -> Submission:
     """Check a request against its caller, its model and the room in its queue, write it down, and wake the relay."""
     request = caller.submitted(request)
     tokens = await door.admission.check(request)
     await door.bounds.check(request, tokens)
+    response.headers.update(await door.rates.tokens(caller.key, tokens))
     try:
         submission = await door.call(door.ledger.submit, request, tokens=tokens)
     except IdempotencyConflict:
@@ -138,7 +139,7 @@ async def submit(
         raise invalid("the header Idempotency-Key is there more than once", "idempotency_key")
     if idempotency_key is not None and isinstance(fields, dict):
         _add_key(fields, idempotency_key)
-    submission = await accept(door, caller, await to_thread.run_sync(job_request, fields))
+    submission = await accept(door, caller, await to_thread.run_sync(job_request, fields), response)
     job = shown(request, submission.job)
     response.headers["Location"] = job.urls.self if job.urls else ""
     if not submission.created:
