@@ -14,4 +14,6 @@ def command(name: str = "headrace") -> str:
     if os.path.basename(started) != name:
         return f"{shlex.quote(sys.executable)} -m cli" if os.path.basename(started) == "__main__.py" else name
     found = shutil.which(name)
-    return name if found is not None and os.path.samefile(found, started) else shlex.quote(started)
+    if not os.path.exists(started) or (found is not None and os.path.samefile(found, started)):
+        return name
+    return shlex.quote(started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,8 @@ class Loader:
         self._config = config
         self._spec = spec
         self._source: Weights = GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files)
+        here = Path(config.model)
+        self._name = str(here.resolve()) if here.exists() else config.model
         self._dtype = dtype
         self._vocab_size = info.vocab_size
         self._recipes = list(recipes(spec, info.vocab_size))
@@ -61,7 +64,7 @@ class Loader:
         weights = read_packed(path, self._identity, team.threads)
         if weights is None or {name: place.size_bytes for name, place in weights.places.items()} != sizes_bytes:
             weights = self._pack(team, formats, sizes_bytes)
-            write_packed(path, self._identity, weights)
+            write_packed(path, self._identity, weights, self._name)
         return self._decoder(weights, formats)
 
     def _format(self, recipe: Recipe) -> Format:

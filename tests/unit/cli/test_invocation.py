@@ -39,6 +39,15 @@ def test_another_command_of_that_name_is_not_meant(program: Path, monkeypatch: p
     assert command() == f"'{program}'"
 
 
+def test_a_command_that_is_no_file_from_here_is_called_by_its_name(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(program.parents[1])
+    monkeypatch.setattr(sys, "argv", ["headrace", "up"])
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert command() == "headrace"
+
+
 def test_a_module_is_called_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/cli/__main__.py", "up"])
     assert command() == f"{sys.executable} -m cli"
