@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 from engine.model.gguf_header import CorruptGGUF, GGUFHeader
 from engine.model.gguf_text import text_from_gguf
-from engine.model.spec import ModelSpec, spec_from_gguf
+from engine.model.spec import ModelSpec, UnsupportedModel, spec_from_gguf
 from text.bundle import TextBundle
 
 EMBEDDING = "token_embd.weight"
@@ -26,8 +28,21 @@ class GGUFFile:
         if EMBEDDING not in header.tensors:
             raise CorruptGGUF(f"{header.path} has no tensor {EMBEDDING}: it is not a language model")
         rows = header.tensors[EMBEDDING].shape[0]
-        return spec_from_gguf(header.metadata, frozenset(header.tensors), vocab_rows=rows)
+        with _told(header.path):
+            return spec_from_gguf(header.metadata, frozenset(header.tensors), vocab_rows=rows)
 
     @cached_property
     def text(self) -> TextBundle:
-        return text_from_gguf(self.header.metadata)
+        with _told(self.header.path):
+            return text_from_gguf(self.header.metadata)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What is wrong with values that are of another type or size than they should be, as CorruptGGUF."""
+    try:
+        yield
+    except (UnsupportedModel, CorruptGGUF):
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CorruptGGUF(f"{path} holds metadata that make no sense: {type(error).__name__}: {error}") from error

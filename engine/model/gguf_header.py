@@ -21,6 +21,8 @@ from engine.model.weights import StoredTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+MOST_NESTED = 8
+"""No file has lists of lists this deep."""
 
 _SCALARS = {
     gguf.GGUFValueType.UINT8: "B", gguf.GGUFValueType.INT8: "b", gguf.GGUFValueType.UINT16: "H",
@@ -62,7 +64,7 @@ class GGUFHeader:
                 raise CorruptGGUF(f"{path} is empty") from error
         try:
             self._parse()
-        except (struct.error, UnicodeDecodeError, ValueError) as error:
+        except (struct.error, ValueError, OverflowError, KeyError) as error:
             raise CorruptGGUF(f"{path} is not a readable GGUF file: {error}") from error
 
     def stored(self, name: str) -> StoredTensor:
@@ -85,7 +87,9 @@ class GGUFHeader:
         tensor_count, entry_count = cursor.scalar("Q"), cursor.scalar("Q")
         self.metadata = {cursor.string(): cursor.value() for _ in range(entry_count)}
         entries = [(cursor.string(), *cursor.tensor()) for _ in range(tensor_count)]
-        alignment = int(self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT))
+        alignment = self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"its alignment is {str(alignment)[:40]}")
         data = -(-cursor.position // alignment) * alignment
         self.tensors = {name: self._tensor(name, shape, kind, data + at) for name, shape, kind, at in entries}
 
@@ -126,15 +130,19 @@ class _Cursor:
         shape = self._unpack(f"<{self.scalar('I')}Q")
         return tuple(reversed(shape)), self.scalar("I"), self.scalar("Q")
 
-    def _value(self, kind: gguf.GGUFValueType) -> Any:
+    def _value(self, kind: gguf.GGUFValueType, depth: int = 0) -> Any:
         if kind == gguf.GGUFValueType.STRING:
             return self.string()
         if kind != gguf.GGUFValueType.ARRAY:
             return self.scalar(_SCALARS[kind])
+        if depth > MOST_NESTED:
+            raise ValueError(f"it has lists in lists, more than {MOST_NESTED} deep")
         kind, count = gguf.GGUFValueType(self.scalar("I")), self.scalar("Q")
         if kind in _SCALARS:
             return list(self._unpack(f"<{count}{_SCALARS[kind]}"))
-        read: Callable[[], Any] = self.string if kind == gguf.GGUFValueType.STRING else lambda: self._value(kind)
+        read: Callable[[], Any] = (
+            self.string if kind == gguf.GGUFValueType.STRING else lambda: self._value(kind, depth + 1)
+        )
         return [read() for _ in range(count)]
 
     def _unpack(self, form: str) -> tuple[Any, ...]:

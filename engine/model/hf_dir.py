@@ -66,7 +66,11 @@ class HFDirectory:
     def tensor_files(self) -> dict[str, Path]:
         """The file of each tensor, by its name in the files."""
         if (self.path / INDEX).is_file():
-            return {name: self.path / file for name, file in self._json(INDEX)["weight_map"].items()}
+            shards: dict[str, str] = self._json(INDEX)["weight_map"]
+            outside = [file for file in shards.values() if Path(file).name != file or not file.endswith(".safetensors")]
+            if outside:
+                raise UnsupportedModel(f"{self.path / INDEX} names {outside[0]!r}: no safetensors of its own directory")
+            return {name: self.path / file for name, file in shards.items()}
         single = self.path / _SINGLE
         if not single.is_file():
             pickled = any(self.path.glob("*.bin")) or any(self.path.glob("*.pt"))

@@ -48,7 +48,7 @@ class SafetensorsFile:
                 raise CorruptSafetensors(f"{path} is empty") from error
         try:
             self._entries = self._parse()
-        except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptSafetensors(f"{path} is not a readable file of safetensors: {error}") from error
 
     @property
@@ -76,7 +76,9 @@ class SafetensorsFile:
             if name == "__metadata__":
                 continue
             start, end = fields["data_offsets"]
+            if not all(type(number) is int for number in (start, end, *fields["shape"])) or min((0, *fields["shape"])):
+                raise ValueError(f"tensor {name} has no sizes in whole numbers")
             if not 0 <= start <= end <= len(self._map) - data:
                 raise ValueError(f"it ends before the data of tensor {name}")
-            entries[name] = _Entry(fields["dtype"], tuple(fields["shape"]), data + start, data + end)
+            entries[name] = _Entry(str(fields["dtype"]), tuple(fields["shape"]), data + start, data + end)
         return entries

@@ -62,6 +62,18 @@ class ModelSpec:
     """Attention reaches back this far; None is the whole context."""
 
     def __post_init__(self) -> None:
+        for name in (
+            "vocab_rows",
+            "hidden_size",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_size",
+            "inner_size",
+            "context_len",
+        ):
+            if getattr(self, name) < 1:
+                raise UnsupportedModel(f"the model's {name} is {getattr(self, name)}")
         if self.heads % self.kv_heads:
             raise UnsupportedModel(f"{self.heads} attention heads can't share {self.kv_heads} key/value heads evenly")
         if self.head_size % 2:
