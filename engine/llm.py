@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -21,9 +22,9 @@ Progress = Callable[[int, int], None]
 class LLM:
     """A resident model. Close it, or use it as a context manager."""
 
-    def __init__(self, model: str, **config: Any) -> None:
-        """`config` takes the fields of `EngineConfig`."""
-        self.config = EngineConfig(model=model, **config)
+    def __init__(self, model: str | Path, cache: str | Path | None = None, **config: Any) -> None:
+        """`config` takes the other fields of `EngineConfig`."""
+        self.config = EngineConfig(str(model), None if cache is None else Path(cache), **config)
         self._engine = Engine(load_model(self.config), self.config)
         self._ids = itertools.count()
 

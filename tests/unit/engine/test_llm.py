@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import engine
 from engine import LLM, EngineConfig, FinishReason, SamplingParams
 from engine.model import load_model
+from engine.model.catalog import ModelNotFound
 from engine.request import RequestRefused
 
 
@@ -20,6 +22,13 @@ def test_prompts_in_any_form_give_outputs_in_their_order() -> None:
         assert llm.generate([]) == []
     assert one.text == ids.text == many[0].text == many[1].text != many[2].text
     assert [output.prompt_token_ids for output in many] == [tuple(b"hello"), tuple(b"hello"), tuple(b"bye")]
+
+
+def test_places_are_texts_or_paths(tmp_path: Path) -> None:
+    with LLM("fake", cache=str(tmp_path)) as llm:
+        assert llm.config.cache == tmp_path
+    with pytest.raises(ModelNotFound, match="nothing-here"):
+        LLM(tmp_path / "nothing-here", cache=tmp_path)
 
 
 def test_parameters_are_for_all_or_for_each() -> None:
