@@ -30,8 +30,10 @@ RETRY_FOR_S = 5.0
 BUSY_TIMEOUT_S = 5.0
 """How long SQLite waits for another writer in one attempt."""
 
-_PG_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "53300"})
-"""Serialisation, deadlock, lock and statement timeout, shutdown and start-up, too many connections."""
+_PG_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "25006"})
+"""Serialisation, deadlock, lock and statement timeout, shutdown and start-up, a server that only reads (a standby)."""
+_PG_TRANSIENT_CLASSES = ("53", "58")
+"""Out of a resource (disk, memory, connections), and an error of the system under the server."""
 
 
 def ledger_url(url: str) -> URL:
@@ -96,7 +98,7 @@ def transient(error: DBAPIError) -> bool:
         return True
     code = getattr(error.orig, "sqlstate", None)
     if code is not None:
-        return code in _PG_TRANSIENT
+        return code in _PG_TRANSIENT or code[:2] in _PG_TRANSIENT_CLASSES
     return isinstance(error, OperationalError | InterfaceError)
 
 

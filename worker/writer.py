@@ -254,8 +254,12 @@ class Writer(threading.Thread):
                 if rows > 1:
                     rows = 1
                     continue
-                log.exception("the ledger refused a %s", type(batch[0].what).__name__)
+                what: object = batch[0].what
+                log.exception("the ledger refused a %s", type(what).__name__)
                 answers.append(exc)
+                if isinstance(what, Draft):
+                    # If nothing else ends the job, its lease does.
+                    self._drop(what.lease.job_id)
             del orders[: len(batch)]
             for order, answer in zip(batch, answers, strict=True):
                 order.done(answer)

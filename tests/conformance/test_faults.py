@@ -29,12 +29,21 @@ KNOWN = {
     "Cache, scheduling, lifetime": ["nano-vllm 211", "nano-vllm 233", "vLLM 49449", "vLLM 5543", "vLLM 30931",
                                     "vLLM 42125", "vLLM 16832", "vLLM 5952", "SGLang 1674", "vLLM 10774", "vLLM 41951",
                                     "vLLM 40004", "LMCache 3688"],
+    "Jobs": ["llm-d-async 404", "celery 5935, kombu 337", "celery 4354, celery 3802, kombu 1836", "celery 10302",
+             "celery 10490, celery 8147", "OpenTranscribe 823", "celery 9844", "cog 2229",
+             "celery 9082, worker-vllm 29", "llm-d-async 391", "BentoML 5694", "runpod-python 250", "kaapi 723",
+             "warmbly 333", "celery 4028", "celery 6533, celery 7912", "celery 3813, BentoML 5189", "flower 1128",
+             "opentelemetry-python-contrib 1002", "llm-d-async 353, llm-d-async 150", "vllm 30268",
+             "batch-gateway 645"],
 }  # fmt: skip
+UNBUILT = "not built yet: "
+"""How the Jobs table names what a test will keep away once it exists."""
 
 
 class Fault(NamedTuple):
     section: str
     source: str
+    holds: str
     tests: tuple[tuple[Path, str], ...]
 
 
@@ -44,10 +53,16 @@ def faults() -> list[Fault]:
         if line.startswith("## "):
             section = line.removeprefix("## ")
         elif line.startswith("|") and not line.startswith(("| learned", "|---")):
-            source, _, _, named = (cell.strip() for cell in line.strip("|").split(" | "))
-            tests = tuple((ROOT / "tests/unit" / path, test) for path, test in re.findall(r"`(\S+?)::(\S+?)`", named))
-            found.append(Fault(section, source, tests))
+            source, _, holds, named = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" | "))
+            tests = tuple((_file(path), test) for path, test in re.findall(r"`(\S+?)::(\S+?)`", named))
+            found.append(Fault(section, source, holds, tests))
     return found
+
+
+def _file(path: str) -> Path:
+    """A test's file, named by its place in `tests` or in `tests/unit`."""
+    within = ROOT / "tests" / path
+    return within if within.exists() else ROOT / "tests/unit" / path
 
 
 @cache
@@ -67,9 +82,16 @@ def test_every_known_fault_has_its_row() -> None:
 
 @pytest.mark.parametrize("fault", faults(), ids=lambda fault: f"{fault.section}-{fault.source}")
 def test_its_tests_exist_and_one_cites_the_report(fault: Fault) -> None:
+    if fault.section == "Jobs" and fault.holds.startswith(UNBUILT):
+        assert not fault.tests
+        return
     assert fault.tests
     sources = [functions(path)[name] for path, name in fault.tests]
     if fault.source == "common":
+        return
+    if fault.section == "Jobs":
+        for report in fault.source.split(", "):
+            assert any(re.search(re.escape(report) + r"(?!\d)", source) for source in sources), f"{report} is not cited"
         return
     name, _, number = fault.source.partition(" ")
     url = f"https://github.com/{REPOSITORIES[name]}" + (f"/issues/{number}" if number else "")

@@ -34,7 +34,7 @@ def both_ways(stage: Stage) -> Callable[[], list[str]]:
 
 @at(IN_WORKER, "before claim", "after commit")
 def test_a_worker_is_killed(stage: Stage, point: str) -> None:
-    """https://github.com/llm-d-incubation/llm-d-async/issues/404: a killed worker loses the jobs it had taken.
+    """llm-d-async 404: a killed worker loses the jobs it had taken.
 
     All come over HTTP: a raw message may be lost with the worker that is just reading it, see `docs/operations.md`.
     """
@@ -45,7 +45,7 @@ def test_a_worker_is_killed(stage: Stage, point: str) -> None:
 
 @at(IN_WORKER, "first token")
 def test_a_worker_sleeps_past_its_lease_and_wakes_up(stage: Stage, point: str) -> None:
-    """https://github.com/celery/celery/issues/5935: a job is delivered again while it runs, and has two results."""
+    """celery 5935, kombu 337: a job is delivered again while it runs, and has two results."""
     pid = stage.strike(point, Strike.STOP, both_ways(stage))
     time.sleep(LEASE_S + 1)
     go_on(pid)
@@ -54,7 +54,7 @@ def test_a_worker_sleeps_past_its_lease_and_wakes_up(stage: Stage, point: str) -
 
 @at(IN_WORKER, "after claim")
 def test_a_worker_is_told_to_leave(stage: Stage, point: str) -> None:
-    """https://github.com/celery/celery/issues/4354: a warm shutdown loses jobs, or runs them again."""
+    """celery 4354, celery 3802, kombu 1836: a warm shutdown loses jobs, or runs them again."""
     pid = stage.strike(point, Strike.TERM, both_ways(stage))
     assert {job.attempt for job in stage.assert_clean()} == {1}
     eventually(lambda: state_of(pid) in "ZX", 20, "it has left")
@@ -85,3 +85,12 @@ def test_a_relay_is_killed(stage: Stage, point: str) -> None:
     eventually(lambda: state_of(pid) in "ZX", 5, "it is dead")
     stage.replace_the_dead()
     stage.assert_clean()
+
+
+def test_no_key_of_a_job_is_there_for_ever(stage: Stage) -> None:
+    """celery 3813, BentoML 5189: the keys of results grow for ever."""
+    ids = stage.submit(2) + stage.send(2)
+    stage.assert_clean()
+    keys = [key for key in stage.place.redis.scan_iter("*") if any(job_id.encode() in key for job_id in ids)]
+    assert len(keys) >= len(ids)
+    assert all(stage.place.redis.ttl(key) > 0 for key in keys)

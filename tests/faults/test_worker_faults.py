@@ -147,7 +147,7 @@ def test_a_worker_that_slept_past_its_lease_writes_nothing(
 
 
 def test_a_poison_job_is_dead_lettered(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
-    """celery 9082: a job that kills its worker is redelivered for ever."""
+    """celery 9082: a job that kills its worker is redelivered for ever (worker-vllm 29)."""
     poison = workplace.submit(prompt="<<die:5>>", max_tokens=20, max_attempts=2)
     for n in range(2):
         worker = start_worker(f"w{n}", WORKER__LEASE_S=1, ready=False)

@@ -184,6 +184,7 @@ def test_inspect_shows_the_pool_and_no_prompt(workplace: Workplace, start_worker
 def test_the_worker_shows_that_it_consumes_until_it_leaves(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
+    """flower 1128."""
     worker = start_worker()
     seen = json.loads(workplace.redis.get(worker_key(worker.node)) or b"{}")
     assert seen["model"] == MODEL

@@ -51,6 +51,7 @@ def test_no_message_is_stuck_with_a_worker_that_is_leaving(
 def test_what_does_not_fit_the_drain_is_handed_back_at_once(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
+    """celery 4354, celery 3802, kombu 1836."""
     worker = start_worker(WORKER__DRAIN_S=1, MODEL__MAX_NUM_SEQS=4)
     short = workplace.send(max_tokens=150)
     long = [workplace.send(max_tokens=LONG) for _ in range(3)]
@@ -158,6 +159,7 @@ def test_an_engine_that_fails_ends_its_worker_and_not_its_jobs(
 
 
 def test_a_request_that_fails_fails_alone(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
+    """BentoML 5694."""
     start_worker()
     sent = workplace.send(max_tokens=300)
     poison = workplace.send(prompt="<<raise:5>>", max_tokens=20)

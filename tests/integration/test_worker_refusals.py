@@ -25,6 +25,7 @@ def fails_with(workplace: Workplace, result: Sent, text: str) -> None:
 
 
 def test_bad_requests_fail_with_their_reason(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
+    """llm-d-async 353, llm-d-async 150."""
     start_worker()
     secret = "what nobody may read"
     cases: list[tuple[dict[str, Any], Reason, str]] = [

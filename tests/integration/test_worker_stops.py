@@ -56,6 +56,7 @@ def cancel_in_the_ledger(workplace: Workplace, job_id: str) -> None:
 def test_a_running_job_is_cancelled_and_its_part_is_kept(
     cancel: Callable[[Workplace, str], None], workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
+    """celery 10490, celery 8147, OpenTranscribe 823."""
     worker = start_worker(WORKER__LEASE_S=2)
     raw = workplace.send(max_tokens=LONG)
     of_ledger = workplace.submit(max_tokens=LONG)
@@ -81,6 +82,7 @@ def test_a_running_job_is_cancelled_and_its_part_is_kept(
 def test_a_revoke_of_a_queued_job_outlives_the_worker(
     terminate: bool, workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
+    """celery 9844."""
     worker = start_worker(MODEL__MAX_NUM_SEQS=1)
     running = workplace.send(max_tokens=LONG)
     workplace.running(running.id)
@@ -204,6 +206,7 @@ def test_time_limits_of_the_command_line_and_of_control(
 def test_a_deadline_stops_a_running_job_and_keeps_its_part(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
+    """warmbly 333."""
     worker = start_worker()
     sent = workplace.send(max_tokens=LONG, ttl_s=1.0)
     with pytest.raises(Exception, match="deadline_exceeded: "):

@@ -30,7 +30,7 @@ def test_a_claim_counts_the_attempt_before_work_starts(ledger: Ledger, desk: Any
 
 @pytest.mark.parametrize("owner", ["w1", "w2"])
 def test_a_live_lease_makes_a_second_delivery_a_duplicate(ledger: Ledger, desk: Any, owner: str) -> None:
-    """celery 5935: redelivered while it runs, by another worker's doing or by this one's."""
+    """celery 5935: redelivered while it runs, by another worker's doing or by this one's (kombu 337)."""
     lease = desk.running("w1")
     [result] = ledger.claim([Claim(lease.job_id)], owner, 30)
     assert (result.verdict, result.lease, result.request) == (Verdict.DUPLICATE, None, None)

@@ -79,6 +79,7 @@ def test_tenants_do_not_share_keys(ledger: Ledger) -> None:
 
 
 def test_a_deadline_in_the_past_is_refused_and_leaves_nothing(ledger: Ledger, sql: Any) -> None:
+    """llm-d-async 353, llm-d-async 150."""
     with pytest.raises(ValueError, match="has passed"):
         ledger.submit(JobRequest(model="m", prompt="x", deadline=PAST, idempotency_key="k"))
     assert not sql("SELECT id FROM jobs")
@@ -235,6 +236,7 @@ def test_a_retry_counts_the_ttl_anew_but_a_deadline_stays(ledger: Ledger, desk: 
 
 
 def test_counts_agree_with_the_states(ledger: Ledger, desk: Any) -> None:
+    """kaapi 723."""
     desk.queued(model="a"), desk.queued(model="a"), desk.succeeded(model="a"), desk.failed(model="b")
     assert ledger.counts() == {
         "a": {JobStatus.QUEUED: 2, JobStatus.SUCCEEDED: 1},
