@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api import errors, openapi
 from api.door import open_door
 from api.metrics import CountRequests, Metrics
-from api.routes import events, health, jobs, models
+from api.routes import dead_letters, events, health, jobs, models
 from settings import Settings
 
 DESCRIPTION = """LLM inference as jobs on a message queue. Submit a job, then poll, long-poll or follow it.
@@ -53,7 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    for module in (jobs, events, models, health):
+    for module in (jobs, events, dead_letters, models, health):
         app.include_router(module.router)
     app.add_api_route("/", lambda: RedirectResponse("docs"), include_in_schema=False)
     errors.install(app)

@@ -25,15 +25,15 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-def _readable(job_id: str) -> str:
+def readable(job_id: str) -> str:
     """An id as it can stand in a URL."""
     if not job_id or job_id.encode(errors="replace").decode() != job_id:
         raise typer.BadParameter(f"{job_id!r} can't be the id of a job")
     return job_id
 
 
-JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB...", parser=_readable)]
-JobId = Annotated[str, typer.Argument(help="Id of the job.", metavar="JOB", parser=_readable)]
+JobIds = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="JOB...", parser=readable)]
+JobId = Annotated[str, typer.Argument(help="Id of the job.", metavar="JOB", parser=readable)]
 
 
 @contextmanager
@@ -254,16 +254,17 @@ def cancel(
         ended = [client.cancel(job) for job in jobs]
         if wait:
             ended = [_wait(client, job.id, None) for job in ended]
-        _print_each(ended, as_json)
+        print_each(ended, as_json)
 
 
 def retry(jobs: JobIds, as_json: Json = False, url: Url = None) -> None:
     """Enqueue jobs again that ended without success, dead letters included."""
     with connected(url) as client:
-        _print_each([client.retry(job) for job in jobs], as_json)
+        print_each([client.retry(job) for job in jobs], as_json)
 
 
-def _print_each(jobs: list[Job], as_json: bool) -> None:
+def print_each(jobs: list[Job], as_json: bool) -> None:
+    """A line for each job, or one JSON document."""
     from cli.render import status_text
 
     if as_json:

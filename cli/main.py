@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import config, db, demo, doctor, jobs, keys, models, serve, up
+from cli import config, db, demo, dlq, doctor, jobs, keys, models, serve, up
 from cli.output import Group
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ app.command(rich_help_panel=HERE)(demo.demo)
 for job_command in (jobs.submit, jobs.status, jobs.watch, jobs.cancel, jobs.retry):
     app.command(rich_help_panel=JOBS)(job_command)
 app.command("jobs", rich_help_panel=JOBS)(jobs.list_jobs)
+app.add_typer(dlq.app, name="dlq", rich_help_panel=JOBS)
 for service in (serve.api, serve.worker, serve.flower):
     app.command(rich_help_panel=SERVE)(service)
 app.add_typer(db.app, name="db", rich_help_panel=CARE)

@@ -8,6 +8,7 @@ counted in tokens after the mark:
     <<eos:N>>     the end of text is chosen at N
     <<raise:N>>   every step that holds the request raises once it knows N tokens after the mark
     <<die:N>>     as above, but the process kills itself
+    <<abort:N>>   as above, but the process aborts, as native code does that has lost its way
 
 `:N` may be left out and is 0 then. The model keeps the token of each slot as its KV, and checks in
 each step that a request's context, read through its block table, is what the request knows.
@@ -42,7 +43,7 @@ _TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-_MARK = re.compile(r"<<(eos|raise|die)(?::(\d+))?>>")
+_MARK = re.compile(r"<<(eos|raise|die|abort)(?::(\d+))?>>")
 
 
 def fake_text() -> TextBundle:
@@ -229,6 +230,8 @@ class FakeModel:
                 raise RuntimeError("the prompt asked for this error")
             if mark[1] == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if mark[1] == "abort":
+                os.abort()
             end = True
         return end
 

@@ -55,6 +55,8 @@ class Claim:
     request: JobRequest | None = None
     age_s: float = 0.0
     """For a raw message: how long ago it was sent, as far as its id tells. The job counts as accepted then."""
+    alone: bool = False
+    """Whether the claimer runs nothing else and will run nothing else beside it."""
 
 
 class Verdict(StrEnum):
@@ -65,6 +67,8 @@ class Verdict(StrEnum):
     """Another live lease, or this very owner, holds it: drop the delivery."""
     TERMINAL = "terminal"
     """It has ended: drop the delivery."""
+    ALONE = "alone"
+    """All its attempts but one were lost with their workers: claim it again once it can run alone."""
     CANCELLED = "cancelled"
     """Cancellation was asked for before it ran; the claim has just ended it so."""
     EXPIRED = "expired"
@@ -106,6 +110,18 @@ class Renewal:
     """Jobs whose lease is another's by now: stop them and write nothing."""
     cancelled: frozenset[str]
     """Jobs whose cancellation was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An attempt that ended with its worker: the lease ran out."""
+
+    attempt: int
+    worker: str
+    lost_at: datetime
+    companions: int
+    """Other jobs that the same worker lost."""
+    started_at: datetime | None = None
 
 
 class Topic(StrEnum):
@@ -164,6 +180,9 @@ class JobFilter:
     tenant: str | None = None
     after: str | None = None
     limit: int = 20
+    reason: Reason | None = None
+    ended_before_s: float | None = None
+    """Only jobs that ended at least so long ago."""
 
 
 class LedgerProtocol(Protocol):
@@ -207,6 +226,10 @@ class LedgerProtocol(Protocol):
         """
         ...
 
+    def purge(self, job_id: str, tenant: str | None = None) -> bool:
+        """Delete a dead letter with all that is kept of it; False if there is none of this id."""
+        ...
+
     def counts(self, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
         """Jobs by model and status, terminal states included; of one tenant, if it is named."""
         ...
@@ -235,8 +258,8 @@ class LedgerProtocol(Protocol):
     # -- the worker ----------------------------------------------------------------------------
     def claim(self, claims: Sequence[Claim], owner: str, lease_s: float) -> list[ClaimResult]:
         """Decide each delivery, in order. RUN raises `attempt` and `fence` and sets `lease_until`. An expired
-        lease is claimable. A raw message's row is written first, under its own id; if its idempotency key is
-        another job's, it is TERMINAL, written as a failed job that names the other."""
+        lease is claimable. ALONE changes nothing. A raw message's row is written first, under its own id; if its
+        idempotency key is another job's, it is TERMINAL, written as a failed job that names the other."""
         ...
 
     def renew(self, leases: Sequence[Lease], lease_s: float) -> Renewal: ...
@@ -301,6 +324,10 @@ class LedgerProtocol(Protocol):
 
     def revision(self) -> tuple[str | None, str]:
         """Alembic revision of the database, and the one that this code needs."""
+        ...
+
+    def losses(self, job_id: str) -> list[Loss]:
+        """The attempts at a job that were lost with their workers, oldest first, those before a retry included."""
         ...
 
     def now(self) -> datetime:

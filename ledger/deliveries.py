@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Lease, Verdict
 from ledger.door import new_row, with_seed
+from ledger.losses import clear_companions, lose, must_be_alone
 from ledger.models import MAX_ID_CHARS, JobRow, RevocationRow
 from ledger.rows import drop_publications, end, insert_jobs, lock_jobs
 from ledger.states import CANCELLED, EXPIRED, FAILED, LIVE, RUNNING, move
@@ -68,6 +69,7 @@ def claim(
     started: list[str] = []
     ended: dict[Verdict, list[str]] = defaultdict(list)
     seen: set[str] = set()
+    lapsed: list[str] = []
     for delivery in claims:
         row = rows.get(delivery.job_id)
         if row is None:
@@ -78,6 +80,11 @@ def claim(
             continue
         seen.add(row.id)
         verdict = verdict_on(row)
+        if verdict is Verdict.RUN and must_be_alone(row) and not delivery.alone:
+            results.append(ClaimResult(row.id, Verdict.ALONE))
+            continue
+        if row.status is RUNNING and verdict not in (Verdict.DUPLICATE, Verdict.TERMINAL):
+            lapsed.append(row.id)
         if verdict is Verdict.DUPLICATE and row.worker == owner and granted.get(row.id) == row.fence:
             results.append(_run(row, owner, row.fence, row.attempt))
         elif verdict is Verdict.RUN:
@@ -92,6 +99,7 @@ def claim(
         else:
             results.append(ClaimResult(row.id, verdict))
             ended[verdict].append(row.id)
+    lose(connection, lapsed)
     if started:
         start = move(LIVE, RUNNING).where(JobRow.id.in_(started))
         connection.execute(
@@ -101,6 +109,8 @@ def claim(
             drop_publications(connection, queued)
     for verdict, (status, reason) in ENDS.items():
         end(connection, ended[verdict], status, reason)
+    if ended[Verdict.DEAD]:
+        clear_companions(connection, ended[Verdict.DEAD])
     return results
 
 
@@ -122,7 +132,8 @@ def _run(row: Row[Any], owner: str, fence: int, attempt: int) -> ClaimResult:
 def _repeated(results: Sequence[ClaimResult], job_id: str) -> Verdict:
     """The verdict on a second delivery of a job in one batch."""
     first = next(result for result in results if result.job_id == job_id)
-    return Verdict.DUPLICATE if first.verdict in (Verdict.RUN, Verdict.DUPLICATE) else Verdict.TERMINAL
+    held = first.verdict in (Verdict.RUN, Verdict.DUPLICATE, Verdict.ALONE)
+    return Verdict.DUPLICATE if held else Verdict.TERMINAL
 
 
 def _write_raw(connection: Connection, claims: Mapping[str, Claim]) -> None:

@@ -16,6 +16,7 @@ from ledger.clock import UtcTime, db_now
 from ledger.contract import Dispatch, Topic, Verdict
 from ledger.deliveries import ENDS, verdict_on
 from ledger.lines import Line
+from ledger.losses import clear_companions, lose
 from ledger.models import JobRow, OutboxRow, RoleRow
 from ledger.rows import dispatch, drop_publications, end
 from ledger.states import EXPIRED, QUEUED, RUNNING, is_in, move
@@ -66,8 +67,11 @@ def reap(connection: Connection, limit: int) -> int:
     found: dict[Verdict, list[Any]] = defaultdict(list)
     for row in lapsed:
         found[verdict_on(row)].append(row)
+    lose(connection, [row.id for row in lapsed])
     for verdict, (status, reason) in ENDS.items():
         end(connection, [row.id for row in found[verdict]], status, reason)
+    if found[Verdict.DEAD]:
+        clear_companions(connection, [row.id for row in found[Verdict.DEAD]])
     _requeue(connection, found[Verdict.RUN])
     late = connection.execute(
         _sight(limit).where(is_in(QUEUED), JobRow.deadline <= db_now()).order_by(JobRow.deadline)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.contract import Job, JobPage, JobRequest, JobStatus, Reason
-from sqlalchemy import delete, func, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, delete, func, literal, literal_column, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -129,6 +129,10 @@ def page(connection: Connection, where: JobFilter) -> JobPage:
         wanted.append(JobRow.model == where.model)
     if where.tenant is not None:
         wanted.append(JobRow.tenant == where.tenant)
+    if where.reason is not None:
+        wanted.append(ended_for(where.reason))
+    if where.ended_before_s is not None:
+        wanted.append(JobRow.finished_at <= db_now(-where.ended_before_s))
     statement = select_jobs(whole=False).where(*wanted)
     if where.after is not None:
         statement = statement.where(
@@ -210,6 +214,18 @@ def retry(connection: Connection, job_id: str) -> Job:
     )
     dispatch(connection, Topic.PUBLISH, [job_id])
     return fetch(connection, job_id)
+
+
+def ended_for(reason: Reason) -> ColumnElement[bool]:
+    """The condition that a job ended for a reason, written into the SQL text, so that a partial index serves it."""
+    return JobRow.error_code == literal_column(f"'{reason.value}'")
+
+
+def purge(connection: Connection, job_id: str, tenant: str | None) -> bool:
+    dead = delete(JobRow).where(JobRow.id == job_id, ended_for(Reason.DEAD_LETTER))
+    if tenant is not None:
+        dead = dead.where(JobRow.tenant == tenant)
+    return connection.execute(dead.returning(JobRow.id)).first() is not None
 
 
 def counts(connection: Connection, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:

@@ -9,7 +9,7 @@ from functools import partial
 from headrace.contract import Job, JobPage, JobRequest, JobStatus, ModelCard, Reason, new_job_id
 from sqlalchemy import select
 
-from ledger import attempts, catalogue, deliveries, dispatches, door, integrity, lines, migrate, pressure
+from ledger import attempts, catalogue, deliveries, dispatches, door, integrity, lines, losses, migrate, pressure
 from ledger.clock import db_now
 from ledger.contract import (
     DEFAULT_WINDOWS,
@@ -21,6 +21,7 @@ from ledger.contract import (
     JobFilter,
     Lease,
     LedgerProtocol,
+    Loss,
     Outcome,
     Renewal,
     Submission,
@@ -81,6 +82,9 @@ class Ledger(LedgerProtocol):
 
     def retry(self, job_id: str) -> Job:
         return self._database.write(lambda c: door.retry(c, job_id))
+
+    def purge(self, job_id: str, tenant: str | None = None) -> bool:
+        return self._database.write(lambda c: door.purge(c, job_id, tenant))
 
     def counts(self, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
         return self._database.read(lambda c: door.counts(c, tenant))
@@ -155,6 +159,9 @@ class Ledger(LedgerProtocol):
 
     def revision(self) -> tuple[str | None, str]:
         return self._database.read(migrate.revision), migrate.head()
+
+    def losses(self, job_id: str) -> list[Loss]:
+        return self._database.read(lambda c: losses.losses(c, job_id))
 
     def now(self) -> datetime:
         return self._database.read(lambda c: c.execute(select(db_now())).scalar_one())

@@ -124,6 +124,13 @@ class JobRow(Base):
             postgresql_where=text("idempotency_key IS NOT NULL"),
             sqlite_where=text("idempotency_key IS NOT NULL"),
         ),
+        Index(
+            "ix_jobs_dead",
+            "created_at",
+            "id",
+            postgresql_where=text("error_code = 'dead_letter'"),
+            sqlite_where=text("error_code = 'dead_letter'"),
+        ),
         Index("ix_jobs_created", "created_at", "id"),
         Index("ix_jobs_tenant_created", "tenant", "created_at", "id"),
         Index("ix_jobs_tenant_status_created", "tenant", "status", "created_at", "id"),
@@ -209,6 +216,20 @@ class OutboxRow(Base):
     """When the broker took it."""
     raised: Mapped[bool] = mapped_column(server_default=false())
     """Whether it has waited so long that it stands in the first class's line."""
+
+
+class LossRow(Base):
+    """An attempt whose lease ran out: its worker died, or couldn't renew it. Kept with its job."""
+
+    __tablename__ = "losses"
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    attempt: Mapped[int] = mapped_column(Integer)
+    worker: Mapped[str] = mapped_column(String(255), index=True)
+    """The process, not only its name: the jobs that it lost were together in it."""
+    started_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    lost_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class RevocationRow(Base):

@@ -96,6 +96,11 @@ class LeasedQoS(transport.QoS):
                 if is_ours(message) or stamped_s <= now_s - VISIBILITY_TIMEOUT_S:
                     self.restore_by_tag(tag, client)  # type: ignore[no-untyped-call]
 
+    def can_consume(self) -> bool:
+        """Not while a job has to be alone: what came would only wait here."""
+        closed = self.pool is not None and self.pool.gate.closed
+        return not closed and bool(super().can_consume())  # type: ignore[no-untyped-call]
+
     @property
     def _reachable(self) -> bool:
         """If not, acknowledgements are repeated later, and what was to go back is handed out after its timeout."""

@@ -27,6 +27,7 @@ from kombu.asynchronous import get_event_loop
 
 from engine.request import EngineRequest, RequestOutput
 from settings import get_settings
+from worker.gate import Gate
 from worker.message import JobMessage
 from worker.services import Services, start_services
 from worker.slot import Cause, Slot, Stop
@@ -60,6 +61,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         """By task id."""
         self.settled: list[str] = []
         """Delivery tags of finished jobs; `worker.lease` makes sure that the broker has forgotten them."""
+        self.gate = Gate()
         self._generating: dict[str, Callable[[RequestOutput | Exception], None]] = {}
         self._pids = itertools.count(FIRST_PID)
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
@@ -142,6 +144,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
     def _forget(self, slot: Slot) -> None:
         slot.release_timers()
         self.slots.pop(slot.task_id, None)
+        self.gate.leave(slot)
 
     def _redelivered(self, slot: Slot, message: JobMessage) -> None:
         """The broker handed out a job again that runs here: the job answers for one message, and only one."""
@@ -217,6 +220,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             slot.stop = Stop(cause, message, time.monotonic())
         if slot.in_engine and slot.job_id is not None:
             self.services.engine.abort(slot.job_id)
+        self.gate.wake(slot)
 
     def cancel(self, job_id: str) -> None:
         """Whatever attempt of the job is here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from headrace.contract import JobStatus, Reason
 from headrace.outcome import celery_outcome
 
 from engine.request import FinishReason, RequestOutput
-from ledger.contract import ClaimResult, Verdict
+from ledger.contract import Claim, ClaimResult, Verdict
 from worker.draft import ClaimedJob, Draft, ended, refused, stopped
 from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
 from worker.generation import Generation
@@ -37,7 +37,7 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
         reject(slot, exc, raw_text(args, kwargs))
     if claim.request is None:
         slot.message.forget_hearsay()
-    result = slot.park(services.writer.claim, claim)
+    result = claimed(slot, claim)
     if result.verdict is not Verdict.RUN:
         turned_away(slot, result)
     job = ClaimedJob.from_claim(result)
@@ -55,6 +55,33 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
         # Whatever it was, the job ends here and says so: it is not left to run out of leases.
         log.exception("job %s: the worker failed", slot.job_id)
         return finish(slot, refused(job, services.identity, Reason.ENGINE_ERROR, "the worker failed; see its log"))
+
+
+def claimed(slot: Slot, claim: Claim) -> ClaimResult:
+    """Claim the job once it may be in the engine, beside others or, if it is to be alone, by itself."""
+    writer, gate = slot.services.writer, slot.pool.gate
+    if gate.closed:
+        pass_gate(slot, gate.enter)
+    else:
+        gate.enter(slot, _entered)
+    result = slot.park(writer.claim, claim)
+    if result.verdict is Verdict.ALONE:
+        log.info("job %s was lost with its workers: its last attempt runs alone", claim.job_id)
+        gate.leave(slot)
+        pass_gate(slot, gate.enter_alone)
+        result = slot.park(writer.claim, replace(claim, alone=True))
+    return result
+
+
+def pass_gate(slot: Slot, enter: Callable[[Slot, Any], None]) -> None:
+    """Wait at the gate. A job that is to be handed back goes at once: it isn't claimed."""
+    slot.park(enter, slot)
+    if slot.stop is not None and slot.stop.cause is Cause.HAND_BACK:
+        raise HandedBack(slot.stop.message)
+
+
+def _entered(_: None) -> None:
+    """It didn't have to wait."""
 
 
 def reject(slot: Slot, exc: Malformed, raw: str) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Self, TypeVar, Unpack
 import httpx
 
 from headrace import flows
-from headrace.contract import Job, JobStatus, ModelCard
+from headrace.contract import DeadLetter, Job, JobStatus, ModelCard
 from headrace.errors import Unavailable
 from headrace.events import StateEvent, TokenEvent
 from headrace.flows import Sleep, job_id_of
@@ -123,6 +123,37 @@ class AsyncClient:
             if not page.has_more:
                 return
             after = page.last_id
+
+    async def dead_letters(
+        self,
+        *,
+        model: str | None = None,
+        tenant: str | None = None,
+        older_than_s: float | None = None,
+        page_size: int = 100,
+    ) -> AsyncGenerator[Job]:
+        """All jobs that used up their attempts, newest first; with `older_than_s` only those that ended before that."""
+        after: str | None = None
+        while True:
+            flow = flows.dead_letters(model, tenant, older_than_s, page_size, after, self._retries)
+            page = await self._perform(flow)
+            for job in page.data:
+                yield job
+            if not page.has_more:
+                return
+            after = page.last_id
+
+    async def dead_letter(self, job: str | Job) -> DeadLetter:
+        """A dead letter with the attempts that it lost."""
+        return await self._perform(flows.dead_letter(job_id_of(job), self._retries))
+
+    async def replay(self, job: str | Job) -> Job:
+        """Enqueue a dead letter again, its attempts counted from 0; raises NotFound for any other job."""
+        return await self._perform(flows.replay(job_id_of(job)))
+
+    async def purge(self, job: str | Job) -> Job:
+        """Delete a dead letter for good. Returns it as it was."""
+        return await self._perform(flows.purge(job_id_of(job)))
 
     async def models(self) -> list[ModelCard]:
         """The models that workers have announced."""

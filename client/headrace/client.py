@@ -10,7 +10,7 @@ from typing import Self, TypeVar, Unpack
 import httpx
 
 from headrace import flows
-from headrace.contract import Job, JobStatus, ModelCard
+from headrace.contract import DeadLetter, Job, JobStatus, ModelCard
 from headrace.errors import Unavailable
 from headrace.events import StateEvent, TokenEvent
 from headrace.flows import Sleep, job_id_of
@@ -125,6 +125,36 @@ class Client:
             if not page.has_more:
                 return
             after = page.last_id
+
+    def dead_letters(
+        self,
+        *,
+        model: str | None = None,
+        tenant: str | None = None,
+        older_than_s: float | None = None,
+        page_size: int = 100,
+    ) -> Iterator[Job]:
+        """All jobs that used up their attempts, newest first; with `older_than_s` only those that ended before that."""
+        after: str | None = None
+        while True:
+            flow = flows.dead_letters(model, tenant, older_than_s, page_size, after, self._retries)
+            page = self._perform(flow)
+            yield from page.data
+            if not page.has_more:
+                return
+            after = page.last_id
+
+    def dead_letter(self, job: str | Job) -> DeadLetter:
+        """A dead letter with the attempts that it lost."""
+        return self._perform(flows.dead_letter(job_id_of(job), self._retries))
+
+    def replay(self, job: str | Job) -> Job:
+        """Enqueue a dead letter again, its attempts counted from 0; raises NotFound for any other job."""
+        return self._perform(flows.replay(job_id_of(job)))
+
+    def purge(self, job: str | Job) -> Job:
+        """Delete a dead letter for good. Returns it as it was."""
+        return self._perform(flows.purge(job_id_of(job)))
 
     def models(self) -> list[ModelCard]:
         """The models that workers have announced."""

@@ -274,6 +274,24 @@ class JobPage(BaseModel):
     has_more: bool = False
 
 
+class LostAttempt(BaseModel):
+    """An attempt that ended with its worker: the worker died, or could not renew its lease."""
+
+    attempt: int
+    worker: str
+    started_at: datetime | None = None
+    lost_at: datetime
+    companions: int
+    """Other jobs that the same worker lost."""
+
+
+class DeadLetter(Job):
+    """A job that used up its attempts, each lost with a worker. It stays until it is replayed or purged."""
+
+    lost_attempts: list[LostAttempt] = []
+    """Oldest first; also those before a replay."""
+
+
 class ModelCard(BaseModel):
     """What the door has to know of a model to refuse a bad request without loading it."""
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from headrace.contract import ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs, utc_now
+from headrace.contract import DeadLetter, ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs, utc_now
 from headrace.errors import ApiError, ConnectionFailed, HeadraceError, JobFailed, JobTimeout, api_error
 
 LONG_POLL_S = 30.0
@@ -259,3 +259,29 @@ def page(
 
 def models(retries: int) -> Flow[ModelList]:
     return call(Send("GET", "/v1/models"), ModelList, retries)
+
+
+def dead_letters(
+    model: str | None, tenant: str | None, older_than_s: float | None, limit: int, after: str | None, retries: int
+) -> Flow[JobPage]:
+    given = {"model": model, "tenant": tenant, "older_than_s": older_than_s, "after": after}
+    params = {key: str(value) for key, value in given.items() if value is not None}
+    return call(Send("GET", "/v1/dead-letters", {**params, "limit": limit}), JobPage, retries)
+
+
+def dead_letter(job_id: str, retries: int) -> Flow[DeadLetter]:
+    return call(Send("GET", dead_letter_path(job_id)), DeadLetter, retries)
+
+
+def replay(job_id: str) -> Flow[Job]:
+    """Not repeated by itself, as `retry` isn't."""
+    return call(Send("POST", dead_letter_path(job_id) + "/replay"), Job, retries=0)
+
+
+def purge(job_id: str) -> Flow[Job]:
+    """Not repeated by itself: the second answer would be that there is no such job."""
+    return call(Send("DELETE", dead_letter_path(job_id)), Job, retries=0)
+
+
+def dead_letter_path(job_id: str) -> str:
+    return f"/v1/dead-letters/{quote(job_id, safe='')}"

@@ -44,7 +44,7 @@ class Desk:
         return self.claimed(self.queued(**fields), owner, lease_s)
 
     def claimed(self, job_id: str, owner: str = "w1", lease_s: float = 30) -> Lease:
-        [result] = self.ledger.claim([Claim(job_id)], owner, lease_s)
+        [result] = self.ledger.claim([Claim(job_id, alone=True)], owner, lease_s)
         assert result.verdict is Verdict.RUN
         assert result.lease is not None
         return result.lease
