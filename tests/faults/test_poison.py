@@ -91,12 +91,12 @@ def test_a_job_that_has_to_be_alone_waits_for_the_others_and_they_for_it(
 def test_a_job_that_waits_to_be_alone_can_be_stopped_and_handed_back(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess]
 ) -> None:
-    first = start_worker("w1", step_s=0.02, WORKER__LEASE_S=1)
-    stopped, left = (workplace.submit(max_tokens=100, max_attempts=2).id for _ in range(2))
+    first = start_worker("w1", step_s=0.02, WORKER__LEASE_S=1, MODEL__MAX_NUM_SEQS=2)
+    stopped, left = (workplace.submit(max_tokens=1000, max_attempts=2).id for _ in range(2))
     workplace.running(stopped, left)
-    first.kill()
     worker = start_worker("w2", step_s=0.02, WORKER__LEASE_S=1, WORKER__DRAIN_S=0)
     workplace.running(workplace.submit(max_tokens=3000).id)
+    first.kill()
     eventually(lambda: worker.log.count("its last attempt runs alone") == 2, 15, "both suspects have come")
     workplace.ledger.request_cancel([stopped])
     assert workplace.ended(stopped).status is JobStatus.CANCELLED
