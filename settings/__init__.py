@@ -161,7 +161,12 @@ class SettingsFile(YamlConfigSettingsSource):
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="HEADRACE_", env_nested_delimiter="__", extra="forbid", frozen=True, yaml_file="headrace.yaml"
+        env_prefix="HEADRACE_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        yaml_file="headrace.yaml",
+        hide_input_in_errors=True,
     )
 
     home: Path = Field(default_factory=lambda: _xdg("XDG_DATA_HOME", ".local/share"))
