@@ -27,7 +27,10 @@ COPY --from=build /opt/headrace /opt/headrace
 ENV PATH=/opt/headrace/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HEADRACE_HOME=/var/lib/headrace \
-    HEADRACE_CACHE=/var/cache/headrace
+    HEADRACE_CACHE=/var/cache/headrace \
+    HF_HOME=/var/cache/headrace/huggingface \
+    TRITON_CACHE_DIR=/var/cache/headrace/triton \
+    XDG_CACHE_HOME=/var/cache/headrace/other
 USER headrace
 WORKDIR /var/lib/headrace
 VOLUME ["/var/lib/headrace", "/var/cache/headrace"]

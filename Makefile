@@ -7,7 +7,7 @@ INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildca
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test faults quick check lint-fix bench-peers bench long-run sanitize redis-server
+.PHONY: help demo install test faults quick check audit lint-fix bench-peers bench long-run sanitize redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ check: $(VENV)/.tested ## Format, lint, types and import arrows
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+audit: $(VENV)/.audited ## Known vulnerabilities of the pinned dependencies; says so if nobody can be asked
+	.ci/audit $(BIN)/python
 
 lint-fix: $(VENV)/.tested ## Format, and repair what ruff can repair
 	$(BIN)/ruff format .
@@ -92,3 +95,7 @@ $(VENV)/.tested: $(INPUTS) | $(BIN)/python
 	@echo "Installing the pinned dependencies and the test tools (a few minutes the first time)"
 	@$(INSTALL) -e '.[embedded,dev]'
 	@touch $@ $(VENV)/.served
+
+$(VENV)/.audited: $(INPUTS) | $(BIN)/python
+	@$(INSTALL) -e '.[audit]' || echo "pip-audit can't be installed now" >&2
+	@touch $@

@@ -159,3 +159,19 @@ def test_flower_beyond_the_loopback_has_a_password(services: dict[str, Any]) -> 
 
 def test_the_gpu_file_changes_only_services_of_the_base_file(services: dict[str, Any]) -> None:
     assert set(load(GPU)["services"]) <= set(services)
+
+
+def test_our_containers_can_write_nowhere_but_where_data_belong(services: dict[str, Any]) -> None:
+    for name in OURS:
+        spec = services[name]
+        assert spec["read_only"] is True, name
+        assert spec["tmpfs"] == ["/tmp"], name
+        assert spec["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in spec["security_opt"], name
+        assert "privileged" not in spec
+        assert "user" not in spec  # the image's own
+
+
+def test_the_api_asks_for_keys(services: dict[str, Any]) -> None:
+    command = services["api"]["command"]
+    assert command[command.index("--auth") + 1] == "keys"

@@ -23,6 +23,14 @@ def test_it_runs_as_an_ordinary_user() -> None:
     assert DOCKERFILE.index("useradd") < DOCKERFILE.index("USER headrace") < DOCKERFILE.index("ENTRYPOINT")
 
 
+def test_whatever_caches_does_so_in_a_volume() -> None:
+    """The root is read-only: a library that wrote into the user's home would fail."""
+    for variable in ("HEADRACE_HOME", "HEADRACE_CACHE", "HF_HOME", "TRITON_CACHE_DIR", "XDG_CACHE_HOME"):
+        path = re.search(rf"\b{variable}=(\S+)", DOCKERFILE)
+        assert path is not None, variable
+        assert path[1].startswith(("/var/lib/headrace", "/var/cache/headrace")), variable
+
+
 def test_the_last_stage_takes_what_the_first_one_installed() -> None:
     assert DOCKERFILE.count("FROM ") == 2
     assert "pip install -c constraints.txt" in DOCKERFILE
@@ -34,7 +42,7 @@ def test_every_dependency_is_pinned() -> None:
     pinned = {canonical(line.split("==")[0]) for line in lines if line and not line.startswith("#")}
     assert all("==" in line for line in lines if line and not line.startswith("#"))
     optional = PROJECT["optional-dependencies"]
-    for requirement in [*PROJECT["dependencies"], *optional["embedded"], *optional["dev"]]:
+    for requirement in [*PROJECT["dependencies"], *optional["embedded"], *optional["dev"], *optional["audit"]]:
         name = canonical(re.split(r"[\[<>=!~ ]", requirement)[0])
         assert name in pinned or name == "headrace", name
 

@@ -21,7 +21,7 @@ def make(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "target", ["demo", "test", "quick", "check", "bench", "bench-peers", "long-run", "lint-fix", "install"]
+    "target", ["demo", "test", "quick", "check", "audit", "bench", "bench-peers", "long-run", "lint-fix", "install"]
 )
 def test_the_target_is_there_and_explained(target: str, tmp_path: Path) -> None:
     done = make("--dry-run", target, f"VENV={tmp_path}/venv")
