@@ -1,9 +1,12 @@
-"""Offline inference: prompts in, outputs out, in one process and one thread."""
+"""Offline inference: prompts in, outputs out, in one process."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -20,13 +23,21 @@ Progress = Callable[[int, int], None]
 
 
 class LLM:
-    """A resident model. Close it, or use it as a context manager."""
+    """A resident model. Close it, or use it as a context manager.
+
+    Threads may share it: one call runs after the other. A process that was forked from the one that made it can't
+    use it, because the threads that compute aren't there.
+    """
 
     def __init__(self, model: str | Path, cache: str | Path | None = None, **config: Any) -> None:
         """`config` takes the other fields of `EngineConfig`."""
         self.config = EngineConfig(str(model), None if cache is None else Path(cache), **config)
         self._engine = Engine(load_model(self.config), self.config)
         self._ids = itertools.count()
+        self._lock = threading.RLock()
+        self._busy = False
+        self._process_id = os.getpid()
+        self._closed = False
 
     def generate(
         self,
@@ -53,15 +64,21 @@ class LLM:
 
     def sleep(self) -> None:
         """Give the memory of weights and KV back until `wake`; nothing can be generated meanwhile."""
-        self._engine.sleep()
+        with self._alone():
+            self._engine.sleep()
 
     def wake(self) -> None:
         """Load the same weights again."""
-        self._engine.wake()
+        with self._alone():
+            self._engine.wake()
 
     def close(self) -> None:
         """Release the model; nothing can be generated afterwards."""
-        self._engine.close()
+        if self._closed or os.getpid() != self._process_id:
+            return
+        with self._alone():
+            self._closed = True
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +100,12 @@ class LLM:
         requests = [
             EngineRequest(id=str(next(self._ids)), params=own, **given) for given, own in zip(inputs, each, strict=True)
         ]
+        with self._alone():
+            outputs = self._finish(requests, progress)
+        return [outputs[request.id] for request in requests]
+
+    def _finish(self, requests: Sequence[EngineRequest], progress: Progress | None) -> dict[str, RequestOutput]:
+        """Step until all requests have ended; if anything is raised, the engine is empty as before."""
         outputs: dict[str, RequestOutput] = {}
         if self._engine.asleep:
             raise RuntimeError("the model sleeps: wake it first")
@@ -98,7 +121,25 @@ class LLM:
             self._engine.abort_all()
             self._engine.report()
             raise
-        return [outputs[request.id] for request in requests]
+        return outputs
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the engine for oneself. Raises RuntimeError if it can't be used any more, or not in this process."""
+        if os.getpid() != self._process_id:
+            raise RuntimeError(
+                "the model was loaded before this process was forked: load it in the process that uses it"
+            )
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the model is closed")
+            if self._busy:
+                raise RuntimeError("the model is in use: a progress callback can't use it")
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[str | tuple[int, ...]]:

@@ -55,7 +55,7 @@ class HFDirectory:
         if not tokenizer.is_file():
             raise UnsupportedModel(f"{self.path} has no tokenizer.json; other tokenizer files are not read")
         return text_from_hf(
-            tokenizer.read_text(encoding="utf-8"),
+            tokenizer.read_text(encoding="utf-8", errors="replace"),
             tokenizer_config=self._json("tokenizer_config.json", {}),
             eos=_ids(self._json("generation_config.json", {}), self._json("config.json")),
             chat_template=self._chat_template(),
@@ -91,7 +91,10 @@ class HFDirectory:
         path = self.path / name
         if default is not None and not path.is_file():
             return default
-        return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UnsupportedModel(f"{path} is not readable as JSON: {error}") from error
 
     def _chat_template(self) -> str | None:
         """The file wins over the entry in `tokenizer_config.json`, and there `default` over the other names."""
@@ -137,7 +140,10 @@ def text_from_hf(
     """Resolve special tokens and ends once."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(tokenizer_json)
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises nothing more particular
+        raise UnsupportedModel(f"the model's tokenizer.json is not readable: {error}") from error
     bos, end = (_content(tokenizer_config.get(f"{name}_token")) for name in ("bos", "eos"))
     if end is not None and (end_id := tokenizer.token_to_id(end)) is not None:
         eos = eos | {end_id}

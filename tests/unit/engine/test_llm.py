@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,66 @@ def test_a_prompt_that_fails_has_an_output_with_the_error() -> None:
     with LLM("fake") as llm:
         bad, good = llm.generate(["<<raise>>", "a"])
     assert (bad.finish_reason, good.finish_reason) == (FinishReason.ERROR, FinishReason.LENGTH)
+
+
+def test_threads_may_share_it() -> None:
+    """Each gets its own answer, whole; calls that step one engine together would mix up its requests."""
+    prompts = [f"prompt {number}" for number in range(6)]
+    with LLM("fake") as llm:
+        alone = [llm.generate(prompt)[0].text for prompt in prompts]
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(10):
+                together = pool.map(lambda prompt: llm.generate(prompt)[0].text, prompts)
+                assert list(together) == alone
+
+
+def test_nothing_is_generated_after_it_is_closed() -> None:
+    llm = LLM("fake")
+    llm.close()
+    llm.close()
+    for use in (lambda: llm.generate("a"), llm.sleep, llm.wake):
+        with pytest.raises(RuntimeError, match="closed"):
+            use()
+
+
+def test_a_callback_that_uses_the_model_is_refused_and_not_stuck() -> None:
+    with LLM("fake") as llm:
+        for use in (lambda *_: llm.generate("b"), lambda *_: llm.close()):
+            with pytest.raises(RuntimeError, match="in use"):
+                llm.generate("a", progress=use)
+        assert llm.generate("a")[0].finish_reason is FinishReason.LENGTH
+
+
+FORKED = """
+import os, sys
+from pathlib import Path
+from bench.endurance.random_model import write_random_model
+from engine import LLM
+
+place = Path(sys.argv[1])
+llm = LLM(write_random_model(place / "model"), cache=place / "cache", kv_cache_bytes=2**22, max_seq_len=256, threads=2)
+llm.generate("hello")
+child = os.fork()
+if not child:
+    try:
+        llm.generate("hello")
+    except RuntimeError as error:
+        print(error, flush=True)
+    llm.close()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+print("ended with", status, llm.generate("hello")[0].finish_reason)
+llm.close()
+"""
+
+
+def test_a_forked_process_is_told_and_not_stuck(tmp_path: Path, python: str) -> None:
+    """The threads that compute stay in the process that made them: whoever waits for them elsewhere waits for ever."""
+    told = subprocess.run(
+        [python, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    assert "before this process was forked" in told
+    assert "ended with 0 length" in told
 
 
 def test_the_configuration_is_checked() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ class TestTensors:
         (path / "model.safetensors").unlink()
         with pytest.raises(UnsupportedModel, match=r"no model\.safetensors and no model\.safetensors\.index\.json\.$"):
             _ = HFDirectory(path).tensor_files
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
+    @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"nonsense"])
+    def test_a_damaged_file_is_named(self, path: Path, name: str, content: bytes) -> None:
+        (path / name).write_bytes(content)
+        with pytest.raises(UnsupportedModel, match=re.escape(name)):
+            _ = HFDirectory(path).text
 
     def test_no_tokenizer(self, path: Path) -> None:
         (path / "tokenizer.json").unlink()
