@@ -7,7 +7,7 @@ INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildca
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test faults quick check audit lint-fix bench-peers bench long-run sanitize redis-server
+.PHONY: help demo install test faults soak quick check audit lint-fix bench-peers bench long-run sanitize redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,18 @@ test: check redis-server ## The checks, then the whole suite, then again on Redi
 faults: $(VENV)/.tested redis-server ## Every fault at every point of a job's life, on both brokers and both databases
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/faults
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/faults --database postgres --broker redis
+
+MINUTES ?= 5
+SEED ?= 1
+SOAK = $(BIN)/python -m tests.faults.soak --seed $(SEED)
+
+soak: $(VENV)/.tested ## Faults of every kind under load, for MINUTES; or JOBS=1000 under a kill every second, on both databases
+ifdef JOBS
+	$(SOAK) --minutes 60 --jobs $(JOBS) --faults kill --database sqlite
+	$(SOAK) --minutes 60 --jobs $(JOBS) --faults kill --database postgres
+else
+	$(SOAK) --minutes $(MINUTES) --report soak.json
+endif
 
 quick: $(VENV)/.tested ## The suite without its slow tests
 	$(BIN)/python -m pytest -q -m "not slow"

@@ -25,7 +25,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     Exit codes: 0 nothing failed (warnings are allowed), 1 something failed.
     """
     from cli.checks.broker import check_broker
-    from cli.checks.ledger import check_ledger
+    from cli.checks.ledger import check_ledger, check_spool
     from cli.checks.machine import check_machine
     from cli.checks.model import check_model
     from cli.instance import instance_settings
@@ -36,6 +36,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         *check_model(settings),
         *check_broker(settings),
         *check_ledger(settings),
+        *check_spool(settings),
     ]
     failed = any(finding.level.value == "fail" for finding in findings)
     if as_json:

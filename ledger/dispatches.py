@@ -80,6 +80,11 @@ def reap(connection: Connection, limit: int) -> int:
     return len(lapsed) + len(late)
 
 
+def stale_leases(connection: Connection, for_s: float) -> int:
+    stale = select(func.count()).where(is_in(RUNNING), JobRow.lease_until <= db_now(-for_s))
+    return connection.execute(stale).scalar_one()
+
+
 def _sight(limit: int) -> Any:
     columns = (
         JobRow.id,

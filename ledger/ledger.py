@@ -144,6 +144,10 @@ class Ledger(LedgerProtocol):
     def reap(self, limit: int = 500) -> int:
         return self._database.write(lambda c: dispatches.reap(c, limit))
 
+    def stale_leases(self, for_s: float) -> int:
+        """How many running jobs have had no live lease for `for_s` seconds."""
+        return self._database.read(lambda c: dispatches.stale_leases(c, for_s))
+
     def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
         return self._database.read(lambda c: dispatches.queued(c, model, older_than_s, limit))
 

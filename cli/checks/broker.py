@@ -13,7 +13,7 @@ import redis
 from headrace.urls import BadUrl, masked
 from headrace.wire import QUEUE_PREFIX, VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX, celery_config
 
-from cli.checks.finding import Finding, Reporter
+from cli.checks.finding import Finding, Level, Reporter
 from cli.output import first_line
 from settings import Settings, is_loopback
 
@@ -51,6 +51,10 @@ def _findings(client: redis.Redis, url: str) -> Iterator[Finding]:
     yield broker.ok(f"{name} {version} answers at {masked(url)}")
     yield from _encryption(url)
     yield clock(broker, "the broker", offset_s)
+    role = _role(info)
+    yield role
+    if role.level is Level.FAIL:
+        return
     yield _eviction(client)
     yield _memory(info)
     yield _persistence(info)
@@ -91,6 +95,15 @@ def _eviction(client: redis.Redis) -> Finding:
     return broker.fail(
         f"memory policy {policy}: under memory pressure the broker throws queued messages away",
         "set `maxmemory-policy noeviction`, and keep caches on another server",
+    )
+
+
+def _role(info: dict[str, Any]) -> Finding:
+    if info.get("role") == "master":
+        return broker.ok("a primary: it can be written")
+    return broker.fail(
+        "this is a replica that only reads: no job can be published and no event sent",
+        "point HEADRACE_REDIS_URL (or REDIS_URL) at the primary, or promote this one (`REPLICAOF NO ONE`)",
     )
 
 

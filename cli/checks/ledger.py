@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from headrace.contract import JobStatus
 from headrace.urls import masked
@@ -19,6 +20,8 @@ from ledger.database import ledger_url as parse
 from settings import Settings, is_loopback
 
 ledger = Reporter("ledger")
+STALE_S = 15.0
+"""An outage's grace, and a few rounds of the reaper."""
 
 
 def check_ledger(settings: Settings) -> list[Finding]:
@@ -59,6 +62,7 @@ def _findings(url: str) -> Iterator[Finding]:
         dead = sum(by_status.get(JobStatus.FAILED, 0) for by_status in counts.values())
         jobs = sum(sum(by_status.values()) for by_status in counts.values())
         yield ledger.ok(f"{jobs} jobs on record, {dead} of them failed")
+        yield _leases(database)
         models = sorted(database.models())
         if models:
             yield ledger.ok(f"models announced: {', '.join(models)}")
@@ -68,6 +72,34 @@ def _findings(url: str) -> Iterator[Finding]:
             )
     finally:
         database.close()
+
+
+def _leases(database: Ledger) -> Finding:
+    """Running jobs that nobody renews are queued again within seconds, if anybody looks after them."""
+    stale = database.stale_leases(STALE_S)
+    if not stale:
+        return ledger.ok("no lease has run out unnoticed")
+    return ledger.warn(
+        f"{stale} running jobs have had no worker for more than {STALE_S:g} s, and nobody queued them again",
+        "no relay runs: start the API or a worker, and look at their logs",
+    )
+
+
+def check_spool(settings: Settings) -> list[Finding]:
+    """Outcomes on this host's disk that the database hasn't got."""
+    files = list((settings.home / "spool").glob("*.jsonl"))
+    outcomes = 0
+    for file in files:
+        with suppress(OSError):
+            outcomes += file.read_bytes().count(b"\n")
+    if not outcomes:
+        return [ledger.ok("no outcome waits on this host's disk")]
+    return [
+        ledger.warn(
+            f"{outcomes} outcomes wait in {settings.home / 'spool'} for the database",
+            "bring it back and keep a worker running here with this home: it writes them by itself",
+        )
+    ]
 
 
 def _encryption(url: str) -> Iterator[Finding]:

@@ -9,16 +9,18 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from headrace.contract import JobRequest
 from headrace.wire import VISIBILITY_TIMEOUT_S, queue_name, worker_key
 from typer.testing import CliRunner
 
 from cli.checks import machine
 from cli.checks.broker import check_broker, clock
 from cli.checks.finding import Finding, Level, Reporter
-from cli.checks.ledger import check_ledger
+from cli.checks.ledger import check_ledger, check_spool
 from cli.checks.machine import check_machine
 from cli.main import app
-from ledger import migrate
+from ledger import Ledger, migrate
+from ledger.contract import Claim
 from settings import Settings, get_settings
 
 AREA = Reporter("test")
@@ -110,6 +112,35 @@ def test_clocks() -> None:
     assert clock(AREA, "x", 0.01).level is Level.OK
     assert "-7.0 s" in clock(AREA, "x", -7).message
     assert clock(AREA, "x", -7).level is Level.WARN
+
+
+def test_a_replica_that_only_reads_fails(broker_url: str) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        client.replicaof("127.0.0.1", "1")
+        try:
+            assert find(check_broker(Settings(redis_url=broker_url)), "only reads").level is Level.FAIL
+        finally:
+            client.replicaof("NO", "ONE")
+    assert find(check_broker(Settings(redis_url=broker_url)), "a primary").level is Level.OK
+
+
+def test_leases_that_nobody_reaps_are_a_warning(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    ledger = Ledger(database_url)
+    job = ledger.submit(JobRequest(model="m", prompt="x")).job
+    ledger.claim([Claim(job.id)], "w", -60)
+    assert find(check_ledger(Settings(database_url=database_url)), "1 running jobs").level is Level.WARN
+    ledger.reap()
+    ledger.close()
+    assert find(check_ledger(Settings(database_url=database_url)), "run out unnoticed").level is Level.OK
+
+
+def test_outcomes_that_wait_in_the_spool_are_a_warning(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    assert find(check_spool(settings), "no outcome waits").level is Level.OK
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "w.jsonl").write_text("{}\n{}\n")
+    assert find(check_spool(settings), "2 outcomes wait").level is Level.WARN
 
 
 def test_a_good_ledger_has_no_failure(database_url: str) -> None:
