@@ -40,6 +40,7 @@ _COMMIT = {
     for status in JobStatus
     if status.terminal
 }
+_INSERT_RESULTS = insert(ResultRow)
 
 
 def renew(connection: Connection, leases: Sequence[Lease], lease_s: float) -> Renewal:
@@ -131,7 +132,7 @@ def _write(connection: Connection, ends: Sequence[tuple[Row[Any], Outcome]]) -> 
         )
     for status, rows in changes.items():
         connection.execute(_COMMIT[status], rows)
-    connection.execute(insert(ResultRow), results)
+    connection.execute(_INSERT_RESULTS, results)
 
 
 def _tellable(value: object) -> bool:

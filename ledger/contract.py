@@ -201,6 +201,10 @@ class LedgerProtocol(Protocol):
 
     def get(self, job_id: str, tenant: str | None = None) -> Job | None: ...
 
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Those of the jobs that there are, by id."""
+        ...
+
     def ended(self, job_ids: Sequence[str]) -> frozenset[str]:
         """Those of the jobs that have ended."""
         ...

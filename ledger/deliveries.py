@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from headrace.contract import JobRequest, Reason
 from pydantic import ValidationError
-from sqlalchemy import Row, delete, select
+from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.engine import Connection
 
 from ledger.clock import db_now
@@ -18,7 +18,7 @@ from ledger.door import new_row, with_seed
 from ledger.losses import clear_companions, lose, must_be_alone
 from ledger.models import MAX_ID_CHARS, JobRow, RevocationRow
 from ledger.rows import drop_publications, end, insert_jobs, lock_jobs
-from ledger.states import CANCELLED, EXPIRED, FAILED, LIVE, RUNNING, move
+from ledger.states import CANCELLED, EXPIRED, FAILED, LIVE, QUEUED, RUNNING, move
 
 _COLUMNS = (
     JobRow.status,
@@ -62,23 +62,27 @@ def claim(
     """`granted` (job to fence) outlives one try of a batch: a lease whose commit went through unanswered is found."""
     rows = lock_jobs(connection, (delivery.job_id for delivery in claims), *_COLUMNS)
     absent = {c.job_id: c for c in claims if c.request is not None and _new_id(c.job_id, rows)}
-    if absent:
-        _write_raw(connection, absent)
-        rows |= lock_jobs(connection, absent, *_COLUMNS)
+    fresh = _write_raw(connection, absent, owner, lease_s) if absent else {}
+    granted |= dict.fromkeys(fresh, 1)
+    if absent.keys() - fresh.keys():
+        rows |= lock_jobs(connection, absent.keys() - fresh.keys(), *_COLUMNS)
     results: list[ClaimResult] = []
     started: list[str] = []
     ended: dict[Verdict, list[str]] = defaultdict(list)
     seen: set[str] = set()
     lapsed: list[str] = []
     for delivery in claims:
+        if delivery.job_id in seen:
+            results.append(ClaimResult(delivery.job_id, _repeated(results, delivery.job_id)))
+            continue
+        seen.add(delivery.job_id)
+        if delivery.job_id in fresh:
+            results.append(fresh[delivery.job_id])
+            continue
         row = rows.get(delivery.job_id)
         if row is None:
             results.append(ClaimResult(delivery.job_id, Verdict.UNKNOWN))
             continue
-        if row.id in seen:
-            results.append(ClaimResult(row.id, _repeated(results, row.id)))
-            continue
-        seen.add(row.id)
         verdict = verdict_on(row)
         if verdict is Verdict.RUN and must_be_alone(row) and not delivery.alone:
             results.append(ClaimResult(row.id, Verdict.ALONE))
@@ -105,8 +109,7 @@ def claim(
         connection.execute(
             start.values(attempt=JobRow.attempt + 1, fence=JobRow.fence + 1, worker=owner, lease_until=db_now(lease_s))
         )
-        if queued := [job_id for job_id in started if job_id not in absent]:
-            drop_publications(connection, queued)
+        drop_publications(connection, started)
     for verdict, (status, reason) in ENDS.items():
         end(connection, ended[verdict], status, reason)
     if ended[Verdict.DEAD]:
@@ -132,38 +135,80 @@ def _run(row: Row[Any], owner: str, fence: int, attempt: int) -> ClaimResult:
 def _repeated(results: Sequence[ClaimResult], job_id: str) -> Verdict:
     """The verdict on a second delivery of a job in one batch."""
     first = next(result for result in results if result.job_id == job_id)
+    if first.verdict is Verdict.UNKNOWN:
+        return Verdict.UNKNOWN
     held = first.verdict in (Verdict.RUN, Verdict.DUPLICATE, Verdict.ALONE)
     return Verdict.DUPLICATE if held else Verdict.TERMINAL
 
 
-def _write_raw(connection: Connection, claims: Mapping[str, Claim]) -> None:
-    """Write the rows of raw messages under their own ids.
+def _write_raw(
+    connection: Connection, claims: Mapping[str, Claim], owner: str, lease_s: float
+) -> dict[str, ClaimResult]:
+    """Write the rows of raw messages under their own ids. Those that may run are written as running.
 
     One whose idempotency key names another job becomes a failed job that says so: its producer waits for this id,
     and the work is done once all the same.
     """
-    now = connection.execute(select(db_now())).scalar_one()
-    requests = {i: delivery.request for i, delivery in sorted(claims.items()) if delivery.request is not None}
-    new = {
-        i: new_row(i, asked, with_seed(asked), now - timedelta(seconds=claims[i].age_s))
-        for i, asked in requests.items()
-    }
-    heard = delete(RevocationRow).where(RevocationRow.job_id.in_(list(new))).returning(RevocationRow.job_id)
-    for job_id in connection.execute(heard).scalars():
-        new[job_id]["cancel_requested"] = True
-    written = insert_jobs(connection, list(new.values()))
-    for job_id in sorted(new.keys() - written - _existing(connection, new)):
-        asked = requests[job_id]
-        keyed = select(JobRow.id).where(JobRow.tenant == asked.tenant, JobRow.idempotency_key == asked.idempotency_key)
-        holder = connection.execute(keyed).scalar_one()
-        refused = {
-            "idempotency_key": None,
-            "status": FAILED,
-            "finished_at": now,
-            "error_code": Reason.INVALID_REQUEST,
-            "error_message": f"its idempotency key was used before, by job {holder}: read the result there",
+    now = connection.execute(_NOW).scalar_one()
+    requests = {i: with_seed(claim.request) for i, claim in sorted(claims.items()) if claim.request is not None}
+    heard = set(connection.execute(_HEARD, {"ids": list(requests)}).scalars())
+    new = {}
+    for job_id, seeded in requests.items():
+        asked = claims[job_id].request or seeded
+        row = new_row(job_id, asked, seeded, now - timedelta(seconds=claims[job_id].age_s))
+        runs = job_id not in heard and (row["deadline"] is None or row["deadline"] > now)
+        new[job_id] = row | {
+            "cancel_requested": job_id in heard,
+            "status": RUNNING if runs else QUEUED,
+            "attempt": int(runs),
+            "fence": int(runs),
+            "worker": owner if runs else None,
+            "started_at": now if runs else None,
+            "lease_until": now + timedelta(seconds=lease_s) if runs else None,
         }
-        insert_jobs(connection, [new[job_id] | refused])
+    written = insert_jobs(connection, list(new.values()))
+    if unwritten := new.keys() - written:
+        for job_id in sorted(unwritten - _existing(connection, unwritten)):
+            insert_jobs(connection, [_doubled(connection, new[job_id], now)])
+    return {i: _fresh(new[i], requests[i], now) for i in written if new[i]["status"] is RUNNING}
+
+
+_NOW = select(db_now())
+_HEARD = (
+    delete(RevocationRow)
+    .where(RevocationRow.job_id.in_(bindparam("ids", expanding=True)))
+    .returning(RevocationRow.job_id)
+)
+
+
+def _fresh(row: Mapping[str, Any], request: JobRequest, now: datetime) -> ClaimResult:
+    deadline = row["deadline"]
+    return ClaimResult(
+        row["id"],
+        Verdict.RUN,
+        lease=Lease(row["id"], row["worker"], row["fence"], row["attempt"]),
+        request=request,
+        queued_s=(now - row["accepted_at"]).total_seconds(),
+        remaining_s=(deadline - now).total_seconds() if deadline is not None else None,
+    )
+
+
+def _doubled(connection: Connection, row: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """The row of a job whose idempotency key is another's."""
+    keyed = select(JobRow.id).where(JobRow.tenant == row["tenant"], JobRow.idempotency_key == row["idempotency_key"])
+    holder = connection.execute(keyed).scalar_one()
+    return {
+        **row,
+        "idempotency_key": None,
+        "status": FAILED,
+        "attempt": 0,
+        "worker": None,
+        "started_at": None,
+        "lease_until": None,
+        "finished_at": now,
+        "error_code": Reason.INVALID_REQUEST,
+        "error_message": f"its idempotency key was used before, by job {holder}: read the result there",
+    }
 
 
 def _existing(connection: Connection, ids: Iterable[str]) -> set[str]:

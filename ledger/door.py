@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.contract import Job, JobPage, JobRequest, JobStatus, Reason
-from sqlalchemy import ColumnElement, delete, func, literal, literal_column, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, literal, literal_column, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -105,6 +105,13 @@ def get(connection: Connection, job_id: str, tenant: str | None = None) -> Job |
         statement = statement.where(JobRow.tenant == tenant)
     row = connection.execute(statement).first()
     return to_job(row) if row is not None else None
+
+
+_JOBS = select_jobs().where(JobRow.id.in_(bindparam("ids", expanding=True)))
+
+
+def jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, Job]:
+    return {row.id: to_job(row) for row in connection.execute(_JOBS, {"ids": list(job_ids)})}
 
 
 def fetch(connection: Connection, job_id: str) -> Job:

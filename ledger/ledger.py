@@ -63,6 +63,9 @@ class Ledger(LedgerProtocol):
     def get(self, job_id: str, tenant: str | None = None) -> Job | None:
         return self._database.read(lambda c: door.get(c, job_id, tenant))
 
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        return self._database.read(lambda c: door.jobs(c, job_ids)) if job_ids else {}
+
     def ended(self, job_ids: Sequence[str]) -> frozenset[str]:
         return self._database.read(lambda c: door.ended(c, job_ids)) if job_ids else frozenset()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.contract import Job, JobError, JobResult, JobStatus, Reason, Timings
-from sqlalchemy import Result, Row, Select, delete, insert, literal, null, select
+from sqlalchemy import Result, Row, Select, bindparam, delete, insert, literal, null, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -89,18 +89,27 @@ def to_job(row: Row[Any]) -> Job:
     )
 
 
+_INSERT = {
+    dialect.__name__.rsplit(".", 1)[-1]: dialect.insert(JobRow).on_conflict_do_nothing().returning(JobRow.id)
+    for dialect in (sqlite, postgresql)
+}
+_locks: dict[tuple[str, ...], Select[Any]] = {}
+"""Statements that are run thousands of times a second are made once: SQLAlchemy recognises the object."""
+
+
 def insert_jobs(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """Insert each job whose id and idempotency key are free. Returns the ids of those."""
-    insert_into = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    inserted = insert_into(JobRow).on_conflict_do_nothing().returning(JobRow.id)
-    return set(connection.execute(inserted, list(rows)).scalars())
+    return set(connection.execute(_INSERT[connection.dialect.name], list(rows)).scalars())
 
 
 def lock_jobs(connection: Connection, ids: Iterable[str], *columns: Any) -> dict[str, Row[Any]]:
     """The rows of these jobs with the database's `now`, locked until the transaction ends, in one order for all."""
-    statement = select(*columns, JobRow.id, db_now().label("now")).where(JobRow.id.in_(sorted(set(ids))))
-    locked = statement.order_by(JobRow.id).with_for_update(of=JobRow)
-    rows: Result[Any] = connection.execute(locked)
+    names = tuple(column.key for column in columns)
+    if names not in _locks:
+        wanted = JobRow.id.in_(bindparam("ids", expanding=True))
+        statement = select(*columns, JobRow.id, db_now().label("now")).where(wanted)
+        _locks[names] = statement.order_by(JobRow.id).with_for_update(of=JobRow)
+    rows: Result[Any] = connection.execute(_locks[names], {"ids": sorted(set(ids))})
     return {row.id: row for row in rows}
 
 
@@ -115,9 +124,14 @@ def end(
     drop_publications(connection, ids)
 
 
+_DROP = delete(OutboxRow).where(
+    OutboxRow.job_id.in_(bindparam("ids", expanding=True)), OutboxRow.topic == Topic.PUBLISH
+)
+
+
 def drop_publications(connection: Connection, ids: Sequence[str]) -> None:
     """Take these jobs out of the queue: they are running, or have ended."""
-    connection.execute(delete(OutboxRow).where(OutboxRow.job_id.in_(ids), OutboxRow.topic == Topic.PUBLISH))
+    connection.execute(_DROP, {"ids": ids})
 
 
 def dispatch(connection: Connection, topic: Topic, ids: Iterable[str], delay_s: float = 0.0) -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import redis
@@ -145,6 +146,18 @@ class JobChannel(transport.Channel):
 
     The relay's channels, on a thread of its own, may wait for what takes its time.
     """
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """One client for each pool of connections: kombu makes a new one for every command, which costs more than it."""
+        pool = self.async_pool if asynchronous else self.pool
+        client = self._clients.get(asynchronous)
+        if client is None or client.connection_pool is not pool:
+            client = self._clients[asynchronous] = super()._create_client(asynchronous)  # type: ignore[no-untyped-call]
+        return client
+
+    @cached_property
+    def _clients(self) -> dict[bool, Any]:
+        return {}
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:

@@ -238,7 +238,7 @@ class Writer(threading.Thread):
             self._cancel(backlog.cancellations[0])
             backlog.cancellations.pop(0)
         self._flush(backlog.claims, self._claim)
-        self._flush(backlog.lookups, lambda ids: [self._ledger.get(job_id) for job_id in ids])
+        self._flush(backlog.lookups, self._look)
 
     def _flush(self, orders: list[Order[A, R]], write: Callable[[list[A]], list[R]]) -> None:
         """Write orders in batches; once a batch fails, one at a time, so that only the bad one is told so."""
@@ -288,6 +288,10 @@ class Writer(threading.Thread):
         for lease in leases:
             self._drop(lease.job_id)
         return released
+
+    def _look(self, job_ids: list[str]) -> list[Job | None]:
+        found = self._ledger.jobs(job_ids)
+        return [found.get(job_id) for job_id in job_ids]
 
     def _reject(self, rejections: list[Rejection]) -> list[None]:
         for one in rejections:
