@@ -26,6 +26,7 @@ from api.watch import EndWatch
 from ledger import Ledger
 from ledger.contract import LedgerUnavailable, Windows
 from ledger.relay import Relay
+from ledger.retention import kept
 from ledger.transport import CeleryTransport
 from settings import Settings
 
@@ -101,6 +102,7 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
         broker=transport,
         windows=Windows(settings.queue.window_jobs, settings.model.tenant_weights),
         aging_s=settings.model.aging_s,
+        retention=kept(settings.retention),
     )
 
     async def ended(job_ids: Collection[str]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Plain Celery with what comes with it: a thread pool, late acknowledgement, results in a database. Its task does nothing.
+"""Plain Celery: its thread pool, late acknowledgement, results in a database. Its task does nothing.
 
 Run by the benchmark as: celery -A bench.noop_worker worker --pool threads
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -9,6 +10,9 @@ import typer
 from cli.output import out, print_json
 
 app = typer.Typer(help="Create, migrate and inspect the ledger's database.", no_args_is_help=True)
+
+_BATCH = 1000
+"""Jobs removed in one transaction."""
 
 
 @app.command()
@@ -46,6 +50,38 @@ def current(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON
         print_json({"current": present, "needed": needed, "up_to_date": present == needed})
         return
     out.print(f"{present or 'empty'}" + (" (up to date)" if present == needed else f", this version needs {needed}"))
+
+
+@app.command()
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much there is to remove.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Remove what ended longer ago than the retention settings say, in batches. Running services do so by themselves.
+
+    What waits or runs is never removed.
+    """
+    from ledger import Ledger
+    from ledger.contract import Pruned
+    from ledger.retention import kept
+    from settings import get_settings
+
+    retention = kept(get_settings().retention)
+    ledger = Ledger(_url())
+    try:
+        total = dict.fromkeys(asdict(Pruned()), 0)
+        while True:
+            found = asdict(ledger.expired(retention) if dry_run else ledger.prune(retention, _BATCH))
+            total = {kind: total[kind] + count for kind, count in found.items()}
+            if dry_run or max(found["jobs"], found["dead_letters"], found["revocations"]) < _BATCH:
+                break
+    finally:
+        ledger.close()
+    if as_json:
+        print_json({"dry_run": dry_run, **total})
+        return
+    counted = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in total.items())
+    out.print(f"{'would remove' if dry_run else 'removed'} {counted}")
 
 
 def _url() -> str:

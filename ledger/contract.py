@@ -158,6 +158,27 @@ DEFAULT_WINDOWS = Windows()
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what has ended is kept, in seconds; None keeps it for good."""
+
+    jobs_s: float | None = None
+    """Jobs with their results, events and idempotency keys."""
+    dead_letters_s: float | None = None
+    keys_s: float | None = None
+    """API keys that were revoked, or have run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many of each kind."""
+
+    jobs: int = 0
+    dead_letters: int = 0
+    keys: int = 0
+    revocations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog:
     """What one tenant has waiting for one model."""
 
@@ -307,6 +328,14 @@ class LedgerProtocol(Protocol):
     def reap(self, limit: int = 500) -> int:
         """End or requeue what nobody holds: running with an expired lease (cancelled if that was asked for,
         `failed`/`dead_letter` past `max_attempts`, else `queued` with an outbox row), and queued past its deadline."""
+        ...
+
+    def prune(self, retention: Retention, limit: int = 500) -> Pruned:
+        """Forget what ended long enough ago, at most `limit` of each kind; nothing that waits or runs."""
+        ...
+
+    def expired(self, retention: Retention) -> Pruned:
+        """How much `prune` would remove, without a limit."""
         ...
 
     def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:

@@ -18,8 +18,6 @@ from ledger.models import JobRow, OutboxRow, ResultRow, RevocationRow
 from ledger.rows import dispatch, end, insert_jobs, lock_jobs, select_jobs, to_job
 from ledger.states import CANCELLED, QUEUED, RETRYABLE, RUNNING, move
 
-REMEMBERED_S = 86_400.0
-"""How long a revoke waits for its job."""
 _TEXT_CHARS = 4
 """Of one token, where tokens are guessed."""
 _MOST_TOKENS = 2**31
@@ -183,7 +181,6 @@ def revoke(connection: Connection, job_ids: Sequence[str]) -> None:
     remembered = insert_into(RevocationRow).values(asked_at=db_now()).on_conflict_do_nothing()
     if unknown := sorted(set(job_ids) - known):
         connection.execute(remembered, [{"job_id": job_id} for job_id in unknown])
-    connection.execute(delete(RevocationRow).where(RevocationRow.asked_at < db_now(-REMEMBERED_S)))
 
 
 def retry(connection: Connection, job_id: str) -> Job:

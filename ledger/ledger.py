@@ -23,12 +23,16 @@ from ledger.contract import (
     LedgerProtocol,
     Loss,
     Outcome,
+    Pruned,
     Renewal,
+    Retention,
     Submission,
     Windows,
 )
 from ledger.database import Database, shown
 from ledger.keys import Keys
+from ledger.retention import expired as forgettable
+from ledger.retention import prune as forget
 
 _PORTION = 1000
 """Databases bound the number of parameters of a statement."""
@@ -150,6 +154,12 @@ class Ledger(LedgerProtocol):
     def stale_leases(self, for_s: float) -> int:
         """How many running jobs have had no live lease for `for_s` seconds."""
         return self._database.read(lambda c: dispatches.stale_leases(c, for_s))
+
+    def prune(self, retention: Retention, limit: int = 500) -> Pruned:
+        return self._database.write(lambda c: forget(c, retention, limit))
+
+    def expired(self, retention: Retention) -> Pruned:
+        return self._database.read(lambda c: forgettable(c, retention))
 
     def queued(self, model: str, older_than_s: float, limit: int) -> list[Dispatch]:
         return self._database.read(lambda c: dispatches.queued(c, model, older_than_s, limit))

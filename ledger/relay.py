@@ -1,7 +1,7 @@
 """The relay: carries the outbox to the broker, and tends to jobs that nobody holds.
 
 Every process that writes to the ledger may run one. Each drains the outbox (a row goes to one relay at a time);
-one of them, elected, reaps, reconciles, and raises what has waited for too long.
+one of them, elected, reaps, reconciles, prunes, and raises what has waited for too long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ledger.contract import DEFAULT_WINDOWS, Dispatch, LedgerProtocol, LedgerUnavailable, Topic, Windows
+from ledger.contract import DEFAULT_WINDOWS, Dispatch, LedgerProtocol, LedgerUnavailable, Retention, Topic, Windows
 from ledger.reconciler import BrokerView, Reconciler
 from ledger.transport import BrokerAway
 
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 ROLE = "reaper"
 TEND_S = 1.0
 """Between two rounds of reaping and reconciling."""
+PRUNE_S = 60.0
+"""Between two looks for what is to be forgotten."""
+KEPT_FOR_GOOD = Retention()
 TERM_S = 5.0
 """A relay that has died is replaced as the elected one after this long."""
 GRACE_S = 5.0
@@ -90,12 +93,15 @@ class Relay:
         broker: BrokerView | None = None,
         windows: Windows = DEFAULT_WINDOWS,
         aging_s: float = 60.0,
+        retention: Retention = KEPT_FOR_GOOD,
     ) -> None:
         self._ledger = ledger
         self._publisher = publisher
         self._owner = owner
         self._windows = windows
         self._aging_s = aging_s
+        self._retention = retention
+        self._prune_at_s = 0.0
         self._reconciler = Reconciler(ledger, broker) if broker is not None else None
         self._sending = Duty("sending", self._send, interval_s)
         self._tending = Duty("reaping and reconciling", self.tend, TEND_S)
@@ -132,7 +138,7 @@ class Relay:
         return count
 
     def tend(self) -> None:
-        """If this relay is the elected one: reap, raise what is aged, and look for lost messages."""
+        """If this relay is the elected one: reap, raise what is aged, look for lost messages, and prune."""
         asked_s = time.monotonic()
         try:
             elected = self._ledger.elect(ROLE, self._owner, TERM_S)
@@ -151,6 +157,15 @@ class Relay:
             self.wake()
         if self._reconciler is not None:
             self._reconciler.round()
+        self._prune()
+
+    def _prune(self) -> None:
+        """A batch each second while there is more to remove than one takes, else one each minute."""
+        if time.monotonic() < self._prune_at_s:
+            return
+        pruned = self._ledger.prune(self._retention, _BATCH)
+        if max(pruned.jobs, pruned.dead_letters, pruned.revocations) < _BATCH:
+            self._prune_at_s = time.monotonic() + PRUNE_S
 
     def _send(self) -> None:
         if self._sending.failures:

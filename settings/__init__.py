@@ -126,6 +126,22 @@ class QueueSettings(BaseModel):
     """Messages of one model and class of priority that the broker holds; tenants take turns at the others' places."""
 
 
+class RetentionSettings(BaseModel):
+    """How long what has ended is kept, in days; `null` keeps it for good. What waits or runs is never removed.
+
+    Event streams and Celery results on the broker expire by themselves within hours.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    jobs_days: float | None = Field(30.0, gt=0, le=36500)
+    """Ended jobs, with their prompts, results and idempotency keys."""
+    dead_letters_days: float | None = Field(90.0, gt=0, le=36500)
+    """Jobs that used their attempts up."""
+    keys_days: float | None = Field(90.0, gt=0, le=36500)
+    """API keys that were revoked, or have run out."""
+
+
 class RedisTls(BaseModel):
     """How the broker is trusted, and this process to it, where its URL begins with rediss://."""
 
@@ -186,6 +202,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     api: ApiSettings = ApiSettings()
     queue: QueueSettings = QueueSettings()
+    retention: RetentionSettings = RetentionSettings()
 
     @cached_property
     def broker_url(self) -> str:

@@ -148,7 +148,7 @@ class JobChannel(transport.Channel):
     """
 
     def _create_client(self, asynchronous: bool = False) -> Any:
-        """One client for each pool of connections: kombu makes a new one for every command, which costs more than it."""
+        """One client for each pool of connections. kombu makes one for each command, which costs more than that."""
         pool = self.async_pool if asynchronous else self.pool
         client = self._clients.get(asynchronous)
         if client is None or client.connection_pool is not pool:

@@ -8,6 +8,7 @@ from celery import bootsteps
 
 from ledger.contract import Windows
 from ledger.relay import Relay
+from ledger.retention import kept
 from ledger.transport import CeleryTransport
 from settings import get_settings
 
@@ -33,6 +34,7 @@ class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
             transport,
             Windows(settings.queue.window_jobs, settings.model.tenant_weights),
             settings.model.aging_s,
+            kept(settings.retention),
         )
         services.writer.when_claimed(self._relay.wake)
         self._relay.start()

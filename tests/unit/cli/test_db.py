@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from headrace.contract import JobRequest
 from typer.testing import CliRunner
 
 from cli.main import app
-from ledger import migrate
+from ledger import Ledger, migrate
+from ledger.database import make_engine
 from settings import get_settings
 
 runner = CliRunner()
@@ -49,3 +52,22 @@ def test_an_unreachable_database_is_told_without_a_traceback(monkeypatch: pytest
     assert result.exit_code == 1
     assert "HEADRACE_DATABASE_URL" in result.stderr
     assert "secret" not in result.output
+
+
+def test_prune_says_what_it_would_remove_and_removes_it(url: str) -> None:
+    migrate.upgrade(url)
+    ledger = Ledger(url)
+    job = ledger.submit(JobRequest(model="m", prompt="x")).job
+    ledger.request_cancel([job.id])
+    kept = ledger.submit(JobRequest(model="m", prompt="x")).job
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE jobs SET finished_at = '2020-01-01 00:00:00' WHERE finished_at IS NOT NULL"))
+    engine.dispose()
+    dry = json.loads(runner.invoke(app, ["db", "prune", "--dry-run", "--json"]).output)
+    assert dry == {"dry_run": True, "jobs": 1, "dead_letters": 0, "keys": 0, "revocations": 0}
+    assert ledger.get(job.id) is not None
+    assert "removed 1 jobs" in runner.invoke(app, ["db", "prune"]).output
+    assert ledger.get(job.id) is None
+    assert ledger.get(kept.id) is not None
+    ledger.close()
