@@ -62,6 +62,10 @@ RATIOS = (
         "stall", "itl_p99_ms", ("headrace-bf16-capped",), "headrace-bf16-uncapped", 2.5, higher_is_better=False,
     ),
     Ratio(
+        "noop_jobs_vs_celery_threads", "no-op jobs a second, to Celery with its thread pool and database results",
+        "noop", "jobs_per_s", ("headrace-noop",), "celery-noop", 1.0,
+    ),
+    Ratio(
         "jobs_vs_naive_worker", "jobs through Celery, tokens a second, to the worker that people write today",
         "naive", "tokens_per_s", ("headrace",), "naive", 1.0,
     ),

@@ -27,6 +27,8 @@ def page(data: Data) -> str:
         ("online", _online),
         ("sweep", _sweep),
         ("naive", _naive),
+        ("noop", _noop),
+        ("rows", _rows),
     ]
     lines = ["# Headrace's speed", "", *_ratios(data)]
     for name, section in sections:
@@ -75,7 +77,7 @@ def _ratios(data: Data) -> list[str]:
 def _unit(metric: str) -> tuple[float, str]:
     """What to multiply a metric with, and what it is then called."""
     units = {"tokens_per_s": (1, "tokens/s"), "ms_per_token": (1, "ms"), "first_token_s": (1, "s")}
-    return {**units, "peak_bytes": (1e-6, "MB"), "itl_p99_ms": (1, "ms")}[metric]
+    return {**units, "peak_bytes": (1e-6, "MB"), "itl_p99_ms": (1, "ms"), "jobs_per_s": (1, "jobs/s")}[metric]
 
 
 def _middle(side: Data, metric: str) -> float:
@@ -297,6 +299,47 @@ def _naive(part: Data) -> list[str]:
         " rate says how long all would take.",
         "",
         *_table(("", "tokens/s", "lowest to highest", "s for all jobs", "rounds"), rows),
+    ]
+
+
+def _noop(part: Data) -> list[str]:
+    rows = [
+        [
+            side["title"],
+            f"{_middle(side, 'jobs_per_s'):.0f}",
+            _spread(side, "jobs_per_s"),
+            f"{_middle(side, 'worker_cpu_us_per_job'):.0f}",
+            len(side["samples"]),
+        ]
+        for side in part["sides"].values()
+    ]
+    head = ("", "jobs/s", "lowest to highest", "µs of the worker's CPU a job", "rounds")
+    return [
+        "## Jobs that do nothing",
+        "",
+        f"{part['jobs']} jobs, from the first submission until each has its result in the database and its message is"
+        " acknowledged; both sides' ledgers are SQLite files, and both use one broker.",
+        "",
+        *_table(head, rows),
+    ]
+
+
+def _rows(part: Data) -> list[str]:
+    sides = part["sides"]
+    names = list(next(iter(sides.values()))["samples"][0])
+    rows = [[name, *(f"{_middle(side, name):.2f}" for side in sides.values())] for name in names]
+    scanned = {what for side in sides.values() for what, tables in side["scans"].items() if tables}
+    return [
+        f"## A ledger of {part['rows']} jobs",
+        "",
+        "Milliseconds, the median of a few calls. "
+        + (
+            f"A table is read from end to end by: {', '.join(sorted(scanned))}."
+            if scanned
+            else "Nothing reads a table from end to end without an index."
+        ),
+        "",
+        *_table(("", *sides), rows),
     ]
 
 

@@ -64,6 +64,10 @@ class HeadraceJobs:
         with instance(model_path=MODEL, max_num_seqs=SLOTS, kv_cache_bytes=64 * 2**20) as stack:
             yield cls(stack)
 
+    @property
+    def broker_url(self) -> str:
+        return self._stack.at.broker_url
+
     def facts(self) -> SideResult:
         settings = {"model": MODEL, "max_num_seqs": SLOTS, "ledger": "SQLite", "submitted": "headrace.Producer"}
         return SideResult("Headrace: claim, engine, commit, result, acknowledgement", _facts(settings, versions()))

@@ -1,0 +1,33 @@
+"""No method that runs often reads a table that grows from end to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.parts.rows import fill, methods
+from bench.plans import Plans, scans
+from ledger import Ledger
+
+WHOLE = {"counts", "counts of a tenant"}
+"""These count every job there is, by an index that holds what they need where there is one."""
+
+
+@pytest.mark.slow
+def test_every_statement_finds_its_rows_by_an_index(ledger: Ledger) -> None:
+    fill(ledger, 3000)
+    plans = Plans(ledger._database.engine)
+    bad = {
+        (what, statement): plan
+        for what, method in methods(ledger)
+        if what not in WHOLE
+        for statement, plan in plans.watch(method).items()
+        if scans(plan)
+    }
+    assert not bad, "\n\n".join(f"{what}: {statement}\n{plan}" for (what, statement), plan in bad.items())
+
+
+def test_a_scan_is_told_from_a_search() -> None:
+    assert scans("SCAN jobs") == {"jobs"}
+    assert scans("SCAN jobs USING INDEX ix_jobs_created") == set()
+    assert scans("SEARCH jobs USING INDEX ix_jobs_lease (lease_until<?)\nSCAN roles") == set()
+    assert scans("Limit  (cost=0.1)\n  ->  Seq Scan on outbox  (cost=0.0)") == {"outbox"}
