@@ -303,12 +303,13 @@ def _naive(part: Data) -> list[str]:
 
 
 def _noop(part: Data) -> list[str]:
+    cpu = "worker_cpu_us_per_job"
     rows = [
         [
             side["title"],
             f"{_middle(side, 'jobs_per_s'):.0f}",
             _spread(side, "jobs_per_s"),
-            f"{_middle(side, 'worker_cpu_us_per_job'):.0f}",
+            f"{_middle(side, cpu):.0f}" if cpu in side["samples"][0] else "-",
             len(side["samples"]),
         ]
         for side in part["sides"].values()

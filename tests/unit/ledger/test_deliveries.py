@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from headrace.contract import JobRequest, JobStatus, Reason
 
 from ledger import Ledger, deliveries
-from ledger.contract import Claim, Lease, Outcome, Verdict
+from ledger.contract import Claim, Lease, Outcome, Retention, Verdict
 from ledger.database import Database
 
 RAW = JobRequest(model="m", prompt="raw")
@@ -134,6 +134,7 @@ def test_a_raw_message_that_was_revoked_before_it_came_ends_as_cancelled(ledger:
     assert ledger.claim([Claim("raw-1")], "w1", 30)[0].verdict is Verdict.RUN
     sql("UPDATE revocations SET asked_at = '2020-01-01 00:00:00.000000'")
     ledger.revoke(["raw-3"])
+    ledger.prune(Retention())
     assert sql("SELECT * FROM revocations") == [], "known jobs are not remembered, and nothing for ever"
 
 
