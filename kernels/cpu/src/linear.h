@@ -4,6 +4,7 @@
 // and the thread: a row's result is the same bits in any company.
 #pragma once
 
+#include "ahead.h"
 #include "epilogues.h"
 #include "formats.h"
 
@@ -18,7 +19,8 @@ constexpr int kGroupedRows = W == 16 ? 6 : 2; // and an integer sum beside it
 // Weights come from memory, and the core must ask for them early. Three cases, each the fastest of those measured:
 //   - few rows: bandwidth is all, and every second line is enough, since the hardware fetches lines in pairs;
 //   - one block of more rows: both lines, from further away;
-//   - several blocks of rows that pass by a tile: together they fetch the next tile, one line in each step.
+//   - several blocks of rows that pass by a tile: together they fetch the next tile, one line in each step, and then
+//     something else that is wanted soon.
 // All of it goes to the L2 cache. The L1 cache's few outstanding misses are left to the loads.
 constexpr int kFewRows = 5;
 constexpr int64_t kNearBytes = 4 * 1024, kFarBytes = 16 * 1024;
@@ -26,14 +28,20 @@ constexpr int64_t kCachedBytes = 512 * 1024; // of activations that pass by all 
 
 HEADRACE_INLINE void prefetch_l2(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
 
+// From `at` on, a line is fetched with each step of so many groups.
+struct Fetch {
+    const uint8_t* at;
+    int64_t groups;
+};
+constexpr int kFetches = 3;
+
 // What a micro-kernel is called with.
 struct Block {
     const Weights* weights;
     const Activations* x;
-    int64_t row, tile;      // the first row, and the tile
-    const uint8_t* ahead;   // what to fetch meanwhile, if other blocks share the tile
-    int64_t ahead_bytes;    // by how much that moves in each step
-    float* sums;            // [kRows][32], the result
+    int64_t row, tile;        // the first row, and the tile
+    Fetch fetches[kFetches];  // one after the other; all groups together are those of the tile
+    float* sums;              // [kRows][32], the result
 };
 
 // The positions of a micro-kernel in its streams.
@@ -44,12 +52,11 @@ template <class Of, int kRows, bool kAlone> struct Cursor {
     int64_t stride;
     const uint8_t* step;
     const uint8_t* ahead;
-    int64_t ahead_bytes;
 
     HEADRACE_INLINE void fetch() {
         if constexpr (!kAlone) {
             prefetch_l2(ahead);
-            ahead += ahead_bytes;
+            ahead += kLineBytes;
         } else if constexpr (Of::kGrouped || kRows <= kFewRows) {
             prefetch_l2(step + kNearBytes);
         } else {
@@ -79,11 +86,14 @@ template <class Of, int kRows, bool kAlone> struct Cursor {
     }
 };
 
+template <class Of> constexpr int group_steps() {
+    return (layout_of(Of::kFormat).group_bytes - layout_of(Of::kFormat).group_head) / kStepBytes;
+}
+
 // The micro-kernel. A grouped format has two levels of sums: integers within a group, which `fold` adds to the floats with
 // the scales of the group's weights and activations. kAlone: no other block of rows follows on the same tile.
 template <class Of, int kRows, bool kAlone> __attribute__((noinline)) void multiply(const Block& block) {
     constexpr FormatLayout layout = layout_of(Of::kFormat);
-    constexpr int kGroupSteps = (layout.group_bytes - layout.group_head) / kStepBytes;
     const int64_t groups = block.weights->groups();
     const uint8_t* tile = block.weights->tile(block.tile);
     for (int first = 0; first < kTileOutputs; first += kVectors * W) { // an output of the tile
@@ -98,30 +108,32 @@ template <class Of, int kRows, bool kAlone> __attribute__((noinline)) void multi
         HEADRACE_UNROLL
         for (int l = 0; l < at.kLeaders; l++) at.leader[l] = block.x->values + (block.row + 4 * l) * at.stride;
         at.step = tile + layout.tile_head + first * 4;
-        at.ahead = block.ahead;
-        at.ahead_bytes = block.ahead_bytes;
-        if constexpr (!Of::kGrouped) {
-            for (int64_t g = 0; g < groups; g++) at.advance(sum);
-        } else {
-            const float* scales = block.x->scales + block.row * groups;
-            const int32_t* offsets = block.x->offsets + block.row * groups;
-            for (int64_t g = 0; g < groups; g++) {
-                const uint8_t* head = at.step - first * 4;
-                at.step += layout.group_head;
-                typename Of::Sum integers[kRows][kVectors];
-                HEADRACE_UNROLL
-                for (int m = 0; m < kRows; m++) {
+        const float* scales = block.x->scales + block.row * groups;
+        const int32_t* offsets = block.x->offsets + block.row * groups;
+        for (const Fetch& fetch : block.fetches) {
+            at.ahead = fetch.at;
+            for (int64_t i = 0; i < fetch.groups; i++) {
+                if constexpr (!Of::kGrouped) {
+                    at.advance(sum);
+                } else {
+                    const uint8_t* head = at.step - first * 4;
+                    at.step += layout.group_head;
+                    typename Of::Sum integers[kRows][kVectors];
                     HEADRACE_UNROLL
-                    for (int v = 0; v < kVectors; v++) integers[m][v] = Of::start(offsets[m * groups + g]);
-                }
-                for (int i = 0; i < kGroupSteps; i++) at.advance(integers);
-                HEADRACE_UNROLL
-                for (int v = 0; v < kVectors; v++) {
-                    auto scale = Of::scale(head, first + v * W);
+                    for (int m = 0; m < kRows; m++) {
+                        HEADRACE_UNROLL
+                        for (int v = 0; v < kVectors; v++) integers[m][v] = Of::start(offsets[m * groups]);
+                    }
+                    for (int j = 0; j < group_steps<Of>(); j++) at.advance(integers);
                     HEADRACE_UNROLL
-                    for (int m = 0; m < kRows; m++)
-                        sum[m][v] = Of::fold(sum[m][v], integers[m][v], scale, scales[m * groups + g],
-                                             offsets[m * groups + g]);
+                    for (int v = 0; v < kVectors; v++) {
+                        auto scale = Of::scale(head, first + v * W);
+                        HEADRACE_UNROLL
+                        for (int m = 0; m < kRows; m++)
+                            sum[m][v] = Of::fold(sum[m][v], integers[m][v], scale, scales[m * groups], offsets[m * groups]);
+                    }
+                    scales++;
+                    offsets++;
                 }
             }
         }
@@ -148,49 +160,71 @@ template <class Of> struct Kernels {
     static constexpr auto kShared = list<false>(std::make_integer_sequence<int, kRows>());
 };
 
+// What one of `blocks` blocks that pass by a tile fetches: its share of the next tile, then a strip of `also`. If steps
+// are left, they ask for what is on its way already.
+template <class Of> void plan_fetches(const Weights& weights, int64_t tile, int64_t block, int64_t blocks, Ahead& also,
+                                      Fetch* fetches) {
+    constexpr int64_t kGroupBytes = group_steps<Of>() * kLineBytes;
+    const int64_t share = weights.tile_bytes() / blocks;
+    const uint8_t* next = weights.tile(tile + 1) + block * share;
+    int64_t left = weights.groups();
+    auto add = [&](const uint8_t* at, int64_t bytes) {
+        const int64_t groups = std::min(left, (bytes + kGroupBytes - 1) / kGroupBytes);
+        left -= groups;
+        *fetches++ = {at, groups};
+    };
+    add(next, blocks == 1 ? left * kGroupBytes : share);
+    const Strip strip = also.take(left * kGroupBytes);
+    add(strip.begin, strip.bytes);
+    add(next, left * kGroupBytes);
+}
+
 // A tile for the rows of one pass: block after block while the tile is in the cache.
 template <class Of, class Epilogue>
 void multiply_tile(const Weights& weights, const Activations& x, int64_t begin, int64_t end, int64_t tile,
-                   const Epilogue& epilogue) {
+                   const Epilogue& epilogue, Ahead& also) {
     using Table = Kernels<Of>;
     alignas(64) float sums[Table::kRows * kTileOutputs];
     const int64_t column = tile * kTileOutputs;
     const int outputs = int(std::min<int64_t>(kTileOutputs, weights.outputs - column));
     const int64_t blocks = (end - begin + Table::kRows - 1) / Table::kRows;
-    const int64_t share = weights.tile_bytes() / blocks;
+    Block block{&weights, &x, 0, tile, {}, sums};
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t row = begin + (end - begin) * b / blocks;
         const int64_t count = begin + (end - begin) * (b + 1) / blocks - row;
-        const Block block{&weights, &x, row, tile, weights.tile(tile + 1) + b * share,
-                          (kStepBytes + blocks - 1) / blocks, sums};
+        block.row = row;
+        plan_fetches<Of>(weights, tile, b, blocks, also, block.fetches);
         (blocks == 1 ? Table::kAlone : Table::kShared)[count - 1](block);
         for (int64_t m = 0; m < count; m++) epilogue(row + m, column, sums + m * kTileOutputs, outputs);
     }
 }
 
 // Every worker of `team` calls this with the same arguments save the epilogue, and meets the others at a barrier
-// afterwards. Rows that would not stay in the cache together pass by the tiles in several passes.
+// afterwards. Rows that would not stay in the cache together pass by the tiles in several passes. `also` is what to fetch
+// meanwhile.
 template <class Of, class Epilogue>
-void linear_of(Team& team, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue) {
+void linear_of(Team& team, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue,
+               Ahead& also) {
     constexpr int64_t kBlock = Kernels<Of>::kRows;
     const int64_t most = std::max(kBlock, kCachedBytes / x.stride_bytes / kBlock * kBlock);
     const int64_t passes = (rows + most - 1) / most, tiles = weights.tiles();
     while (Range mine = team.claim(passes * tiles)) {
         for (int64_t piece = mine.begin; piece < mine.end; piece++) {
             const int64_t pass = piece / tiles;
-            multiply_tile<Of>(weights, x, rows * pass / passes, rows * (pass + 1) / passes, piece % tiles, epilogue);
+            multiply_tile<Of>(weights, x, rows * pass / passes, rows * (pass + 1) / passes, piece % tiles, epilogue,
+                              also);
         }
     }
 }
 
 template <class Epilogue>
-void linear(Team& team, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue) {
+void linear(Team& team, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue, Ahead& also) {
     switch (weights.format) {
-    case Format::kF32: return linear_of<FormatF32>(team, weights, x, rows, epilogue);
-    case Format::kBf16: return linear_of<FormatBf16>(team, weights, x, rows, epilogue);
-    case Format::kInt8: return linear_of<FormatInt8>(team, weights, x, rows, epilogue);
-    case Format::kInt8G32: return linear_of<FormatInt8G32>(team, weights, x, rows, epilogue);
-    case Format::kU4G32: return linear_of<FormatU4G32>(team, weights, x, rows, epilogue);
+    case Format::kF32: return linear_of<FormatF32>(team, weights, x, rows, epilogue, also);
+    case Format::kBf16: return linear_of<FormatBf16>(team, weights, x, rows, epilogue, also);
+    case Format::kInt8: return linear_of<FormatInt8>(team, weights, x, rows, epilogue, also);
+    case Format::kInt8G32: return linear_of<FormatInt8G32>(team, weights, x, rows, epilogue, also);
+    case Format::kU4G32: return linear_of<FormatU4G32>(team, weights, x, rows, epilogue, also);
     }
 }
 

@@ -75,9 +75,11 @@ template <class T> class StepWalk {
     StepWalk(Step& step, Team& team, int worker)
         : step_(step), model_(step.model), team_(team), worker_(worker), rows_(step.work.rows),
           watch_(step, worker), residual_(step.residual.as<float>()), attended_(step.attended.as<Element>()),
-          gated_(step.gated.as<Element>()) {}
+          gated_(step.gated.as<Element>()),
+          kv_ahead_(step.read_pages().data(), int64_t(step.read_pages().size()), model_.layer_bytes, worker, team.size()) {}
 
     void walk() {
+        kv_ahead_.start(step_.kv);
         embed();
         for (int64_t i = 0; i < model_.layers; i++) {
             attention(step_.layers[i], i);
@@ -114,6 +116,7 @@ template <class T> class StepWalk {
         attend(step_.plan, step_.shape, heads, attention, team_, worker_);
         end(Phase::kAttention);
 
+        if (index + 1 < model_.layers) kv_ahead_.start(kv + model_.layer_bytes);
         multiply_stored(layer.output, layer.output_bias, attended_, add_to_residual());
         end(Phase::kOutput);
     }
@@ -213,9 +216,9 @@ template <class T> class StepWalk {
     template <class Epilogue>
     void multiply(const Weights& weights, const float* bias, const Activations& x, int64_t rows, Epilogue epilogue) {
         if (bias) {
-            linear(team_, weights, x, rows, AddBias<Epilogue>{bias, epilogue});
+            linear(team_, weights, x, rows, AddBias<Epilogue>{bias, epilogue}, kv_ahead_);
         } else {
-            linear(team_, weights, x, rows, epilogue);
+            linear(team_, weights, x, rows, epilogue, kv_ahead_);
         }
     }
 
@@ -243,6 +246,7 @@ template <class T> class StepWalk {
     float* residual_;
     Element* attended_;
     Element* gated_;
+    Ahead kv_ahead_; // what the next attention reads
 };
 
 inline void step(Step& step, Team& team, int worker) {

@@ -88,6 +88,20 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
     }
     shape = {work.rows, work.requests, positions_.data(), work.query_start, work.context_len, page_offset_.data(), most_pages};
     plan.make(shape, model.heads, threads);
+    list_read_pages();
+}
+
+void Step::list_read_pages() {
+    read_pages_.clear();
+    const int32_t* page = work.page_ids;
+    for (int64_t r = 0; r < work.requests; page += work.page_count[r++]) {
+        const int64_t position = work.context_len[r] - (work.query_start[r + 1] - work.query_start[r]);
+        const int64_t first = model.heads.first_visible(position) / model.heads.page_tokens;
+        const int64_t end = (work.context_len[r] - 1) / model.heads.page_tokens + 1;
+        for (int64_t i = first; i < end; i++) read_pages_.push_back(model.page_offset(page[i]));
+    }
+    std::sort(read_pages_.begin(), read_pages_.end());
+    read_pages_.erase(std::unique(read_pages_.begin(), read_pages_.end()), read_pages_.end());
 }
 
 } // namespace headrace

@@ -81,6 +81,8 @@ class Step {
     Memory residual, qkv, attended, gated, logits;
     Memory best; // [threads][best_stride] the greatest logit of each row that a worker has seen
     const int64_t best_stride;
+    // Where in the arena the pages begin that attention reads, each once.
+    const std::vector<int64_t>& read_pages() const { return read_pages_; }
     // What sampling keeps for each worker.
     void* sampling_memory(int worker) const {
         return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
@@ -93,9 +95,12 @@ class Step {
     double seconds[kPhases] = {};
 
   private:
+    void list_read_pages();
+
     Memory sampling_;
     std::vector<int32_t> positions_;
     std::vector<int64_t> page_offset_;
+    std::vector<int64_t> read_pages_;
 };
 
 // Counts the time of phases, on one worker.

@@ -1,0 +1,56 @@
+// Memory that is wanted soon, fetched by products meanwhile.
+//
+// Products of many rows are bound by arithmetic and leave memory idle; attention is bound by memory. So while products
+// run, each call of their micro-kernel fetches a strip of the keys and values that the next attention reads, a line with
+// each of its steps. What no longer fits in the L2 cache by then has gone to the L3.
+#pragma once
+
+#include "base.h"
+
+namespace headrace {
+
+constexpr int64_t kLineBytes = 64;
+
+// A part of memory.
+struct Strip {
+    const uint8_t* begin;
+    int64_t bytes;
+};
+
+class Ahead {
+  public:
+    // Nothing.
+    Ahead() = default;
+    // One worker's share of `count` runs of `bytes` each, at `offsets` from a base.
+    Ahead(const int64_t* offsets, int64_t count, int64_t bytes, int worker, int workers)
+        : offsets_(offsets), count_(count), bytes_(bytes), worker_(worker), workers_(workers) {}
+
+    // Begins with the first run again, on another base.
+    void start(const uint8_t* base) {
+        base_ = base;
+        next_ = worker_;
+        at_ = end_ = 0;
+    }
+
+    // The next strip, of `most` bytes at most.
+    Strip take(int64_t most) {
+        if (at_ == end_) {
+            if (next_ >= count_) return {base_, 0};
+            at_ = offsets_[next_];
+            end_ = at_ + bytes_;
+            next_ += workers_;
+        }
+        const Strip strip{base_ + at_, std::min(end_ - at_, most)};
+        at_ += strip.bytes;
+        return strip;
+    }
+
+  private:
+    const int64_t* offsets_ = nullptr;
+    int64_t count_ = 0, bytes_ = 0;
+    int worker_ = 0, workers_ = 1;
+    const uint8_t* base_ = nullptr;
+    int64_t next_ = 0, at_ = 0, end_ = 0;
+};
+
+} // namespace headrace
