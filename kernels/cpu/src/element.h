@@ -33,6 +33,16 @@ struct F32 {
     static HEADRACE_INLINE F dot(F sum, Words a, Words b) { return fma(a, b, sum); }
 };
 
+// A row as it is, as a source of vectors.
+template <class T> class Plain {
+  public:
+    explicit Plain(const typename T::Element* x) : x_(x) {}
+    HEADRACE_INLINE F read(int64_t i, int n) const { return T::read(x_ + i, n); }
+
+  private:
+    const typename T::Element* x_;
+};
+
 // Calls body with an object of the type that a buffer has.
 template <class Body> HEADRACE_INLINE void with_element(bool is_float, Body body) {
     is_float ? body(F32()) : body(Bf16());

@@ -7,7 +7,7 @@
 //         '-------------------------------- each layer ---------------------------------------'
 //
 // The inputs of a product are a phase of their own if there are many rows; each worker makes them for itself if there
-// are few. Only rows that are sampled go through the last norm and the head.
+// are few. Only rows that are sampled go on after the last attention.
 #pragma once
 
 #include "attention.h"
@@ -20,16 +20,6 @@
 #include "step_state.h"
 
 namespace headrace::HEADRACE_ISA {
-
-// Rows as they are, as a source of vectors.
-template <class T> class Plain {
-  public:
-    explicit Plain(const typename T::Element* x) : x_(x) {}
-    HEADRACE_INLINE F read(int64_t i, int n) const { return T::read(x_ + i, n); }
-
-  private:
-    const typename T::Element* x_;
-};
 
 // A row of a source as floats or bf16; the word that the last element begins is filled up with zeros.
 template <class As, class Source>
@@ -45,14 +35,8 @@ HEADRACE_INLINE void write_integers(const Source& source, const Weights& weights
     const int group = layout_of(weights.format).scale_inputs;
     const int64_t first_group = row * weights.groups();
     int8_t* out = reinterpret_cast<int8_t*>(const_cast<uint8_t*>(to.values) + row * to.stride_bytes);
-    float* scales = const_cast<float*>(to.scales) + first_group;
-    int32_t* offsets = const_cast<int32_t*>(to.offsets) + first_group;
-    alignas(64) float values[64];
-    for (int64_t i = 0; i < weights.inputs; i += group) {
-        const int count = int(std::min<int64_t>(group, weights.inputs - i));
-        for_vectors(count, [&](int64_t j, int n) { store(values + j, source.read(i + j, n)); });
-        quantize_group(values, count, group, out + i, scales++, offsets++);
-    }
+    quantize(source, weights.inputs, group, out, const_cast<float*>(to.scales) + first_group,
+             const_cast<int32_t*>(to.offsets) + first_group);
 }
 
 // One row of a source as the weights want it.
@@ -116,7 +100,11 @@ template <class T> class StepWalk {
         attend(step_.plan, step_.shape, heads, attention, team_, worker_);
         end(Phase::kAttention);
 
-        if (index + 1 < model_.layers) kv_ahead_.start(kv + model_.layer_bytes);
+        if (index + 1 < model_.layers) {
+            kv_ahead_.start(kv + model_.layer_bytes);
+        } else if (step_.sampled_rows().size() < size_t(rows_)) {
+            keep_sampled(queries);
+        }
         multiply_stored(layer.output, layer.output_bias, attended_, add_to_residual());
         end(Phase::kOutput);
     }
@@ -127,6 +115,20 @@ template <class T> class StepWalk {
         end(Phase::kGateUp);
         multiply_stored(layer.down, layer.down_bias, gated_, add_to_residual());
         end(Phase::kDown);
+    }
+
+    // Nobody reads the others' last residuals: what is left of the step is done for the rows that are sampled.
+    void keep_sampled(int64_t queries) {
+        const std::vector<int32_t>& kept = step_.sampled_rows();
+        if (worker_ == 0) {
+            for (size_t i = 0; i < kept.size(); i++) { // in ascending order: row kept[i] >= i is still whole
+                std::memmove(residual_ + i * model_.hidden, residual_ + kept[i] * model_.hidden,
+                             model_.hidden * sizeof(float));
+                std::memmove(attended_ + i * queries, attended_ + kept[i] * queries, queries * sizeof(Element));
+            }
+        }
+        rows_ = int64_t(kept.size());
+        end(Phase::kAttention);
     }
 
     // The rows that only need their greatest logit never see the others' logits, nor do these see theirs.
@@ -188,9 +190,16 @@ template <class T> class StepWalk {
     }
     auto sampled(int64_t first) const {
         return [=](int64_t row) {
-            const float* x = residual_ + step_.work.sample_rows[first + row] * model_.hidden;
+            const float* x = residual_ + sample_place(first + row) * model_.hidden;
             return Normalised(x, model_.norm, model_.hidden, model_.norm_eps);
         };
+    }
+
+    // Where a sample's row stands after the last layer.
+    int64_t sample_place(int64_t sample) const {
+        const std::vector<int32_t>& kept = step_.sampled_rows();
+        const int32_t row = step_.work.sample_rows[sample];
+        return rows_ == step_.work.rows ? row : std::lower_bound(kept.begin(), kept.end(), row) - kept.begin();
     }
 
     AddFloat add_to_residual() const { return {residual_, model_.hidden}; }
@@ -241,7 +250,7 @@ template <class T> class StepWalk {
     const StepModel& model_;
     Team& team_;
     const int worker_;
-    const int64_t rows_;
+    int64_t rows_; // of the step; after the last attention those that are sampled
     Stopwatch watch_;
     float* residual_;
     Element* attended_;

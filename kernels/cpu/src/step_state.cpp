@@ -89,6 +89,9 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
     shape = {work.rows, work.requests, positions_.data(), work.query_start, work.context_len, page_offset_.data(), most_pages};
     plan.make(shape, model.heads, threads);
     list_read_pages();
+    sampled_rows_.assign(work.sample_rows, work.sample_rows + work.samples);
+    std::sort(sampled_rows_.begin(), sampled_rows_.end());
+    sampled_rows_.erase(std::unique(sampled_rows_.begin(), sampled_rows_.end()), sampled_rows_.end());
 }
 
 void Step::list_read_pages() {

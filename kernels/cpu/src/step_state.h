@@ -83,6 +83,8 @@ class Step {
     const int64_t best_stride;
     // Where in the arena the pages begin that attention reads, each once.
     const std::vector<int64_t>& read_pages() const { return read_pages_; }
+    // The rows that are sampled, each once, in ascending order.
+    const std::vector<int32_t>& sampled_rows() const { return sampled_rows_; }
     // What sampling keeps for each worker.
     void* sampling_memory(int worker) const {
         return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
@@ -101,6 +103,7 @@ class Step {
     std::vector<int32_t> positions_;
     std::vector<int64_t> page_offset_;
     std::vector<int64_t> read_pages_;
+    std::vector<int32_t> sampled_rows_;
 };
 
 // Counts the time of phases, on one worker.
