@@ -104,12 +104,13 @@ class Engine:
         scheduler = self._scheduler
         waiting = len(scheduler.waiting) > 0 and scheduler.admission.max_num_seqs > 0
         runs = not self._memory.asleep and (len(scheduler.running) or waiting)
-        return bool(runs or self._reports.ended or self.rest_s() == 0)
+        next_s = self._deadlines.next_s
+        return bool(runs or self._reports.ended or (next_s is not None and next_s <= self._clock()))
 
     def rest_s(self) -> float | None:
-        """Seconds to the next deadline, 0 if it has passed, None if there is none: so long a step may wait."""
-        next_s = self._deadlines.next_s
-        return None if next_s is None else max(0.0, next_s - self._clock())
+        """Seconds until a deadline passes or there may be something to `tidy`; None if neither will be."""
+        moments = [at_s for at_s in (self._deadlines.next_s, self._memory.release_s) if at_s is not None]
+        return max(0.0, min(moments) - self._clock()) if moments else None
 
     def step(self) -> StepResult:
         """Compute the next tokens of whoever is to run, and report everything since the last step.
@@ -128,7 +129,7 @@ class Engine:
             self._counters.steps += 1
             self._counters.last_step_s = self._clock()
             if self._counters.steps % TIDY_EVERY == 0:
-                self._memory.tidy()
+                self._memory.tidy(now_s)
             tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
             self._scheduler.running.preemption.note_step(tokens, self._counters.last_step_s - now_s)
         return self.report(admitted)
@@ -189,7 +190,7 @@ class Engine:
 
     def tidy(self) -> bool:
         """Use an idle moment to give memory back; False if there is nothing left to do."""
-        return self._memory.tidy()
+        return self._memory.tidy(self._clock())
 
     def refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> RequestOutput:
         """The output of a request that can't run."""

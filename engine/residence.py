@@ -24,6 +24,9 @@ MOST_FRAGMENTATION = 0.3
 """Share of free places in the leased extents above which pages move together."""
 MOVES_PER_TURN = 32
 """Pages that move between two steps."""
+RELEASE_EVERY_S = 10.0
+"""Memory that nobody has used for so long is given back. Sooner would cost more than it saves: the system zeroes every
+page that it lends again, and a busy engine takes and leaves extents all the time."""
 
 
 class Residence:
@@ -51,6 +54,7 @@ class Residence:
         self.pool.watermark_pages = self.budget.watermark_pages
         self.swap = SwapSpace(self.storage, config.swap_space_bytes)
         self.asleep = False
+        self._next_release_s = 0.0
 
     def fresh_pool(self) -> PagePool:
         """An empty pool in the place of the present one; what was swapped is lost with it."""
@@ -67,15 +71,26 @@ class Residence:
         self.storage.copy_pages(moves)
         return len(moves)
 
-    def tidy(self) -> bool:
-        """Use an idle moment: compact a little, or else give the memory of empty extents back. False if all is done."""
+    def tidy(self, now_s: float) -> bool:
+        """Compact a little, or else give back the memory of extents that have been empty for some time.
+
+        False if nothing is left to do now; at `release_s` there may be again.
+        """
         if self.asleep:
             return False
         if self.compact():
             return True
-        stale = self.pool.extents.buddy.take_stale()
-        self.storage.decommit(stale)
-        return bool(stale)
+        if now_s < self._next_release_s:
+            return False
+        self._next_release_s = now_s + RELEASE_EVERY_S
+        aged = self.pool.extents.buddy.take_aged()
+        self.storage.decommit(aged)
+        return bool(aged)
+
+    @property
+    def release_s(self) -> float | None:
+        """When `tidy` may have memory to give back; None if there is none."""
+        return None if self.asleep or not self.pool.extents.buddy.has_stale else self._next_release_s
 
     def relieve(self) -> None:
         """Give back all memory that nobody holds: the device is short of it."""

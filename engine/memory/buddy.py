@@ -37,6 +37,8 @@ class Buddy:
         self._leased: dict[int, Block] = {}
         self._stale = 0
         """Bitmap of free units that were leased before: their memory is still committed."""
+        self._aged = 0
+        """Bitmap of those that were stale already when `take_aged` was called last."""
         offset = 0
         for order in reversed(range(units.bit_length())):
             if units >> order & 1:
@@ -58,6 +60,7 @@ class Buddy:
             self._free[split] |= 1 << ((offset >> split) + 1)
         self._leased[offset] = Block(order, owner)
         self._stale &= ~_mask(offset, order)
+        self._aged &= self._stale
         return offset
 
     def free(self, offset: int) -> None:
@@ -82,10 +85,22 @@ class Buddy:
         return {offset: block.order for offset, block in self._leased.items() if block.owner == owner}
 
     def take_stale(self) -> list[tuple[int, int]]:
-        """Runs of free units, (first, count), that were leased since the last call: to be decommitted."""
+        """Runs of free units, (first, count), whose memory is still committed: to be decommitted."""
         runs = list(_runs(self._stale))
-        self._stale = 0
+        self._stale = self._aged = 0
         return runs
+
+    def take_aged(self) -> list[tuple[int, int]]:
+        """Likewise those only that nobody has leased since the last call of this."""
+        runs = list(_runs(self._aged))
+        self._stale &= ~self._aged
+        self._aged = self._stale
+        return runs
+
+    @property
+    def has_stale(self) -> bool:
+        """Whether memory is committed that nobody leases."""
+        return bool(self._stale)
 
     def check(self) -> None:
         """Raise AssertionError unless every unit is in exactly one block, and no two free halves lie side by side."""
@@ -101,6 +116,7 @@ class Buddy:
             assert offset == end, f"unit {min(offset, end)} is in no block or in two"
             end += 1 << order
         assert end == self.units, "a unit is in no block"
+        assert not self._aged & ~self._stale, "a unit has aged that isn't stale"
         leased = sorted(self._leased)
         for first, count in _runs(self._stale):
             before = bisect_left(leased, first + count) - 1

@@ -16,7 +16,7 @@ from engine.engine import TIDY_EVERY
 from engine.fake import FakeModel, FakeStorage
 from engine.memory.budget import NoRoom
 from engine.memory.machine import DeviceMemory
-from engine.residence import Residence
+from engine.residence import RELEASE_EVERY_S, Residence
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled
 from tests.unit.engine.bench import Bench, RaisingModel, make_bench
@@ -201,8 +201,27 @@ def test_idle_memory_is_compacted_past_thirty_percent_and_empty_extents_are_give
         bench.engine.check()
     assert memory.pool.extents.leased < before
     assert memory.pool.fragmentation <= 0.3
-    assert memory.pool.extents.buddy.take_stale() == []
     bench.run()
+
+
+def test_memory_is_given_back_once_nobody_has_used_it_for_a_while() -> None:
+    now_s = 0.0
+    bench = bench_of(40, clock=lambda: now_s, enable_prefix_caching=False)
+    buddy = bench.engine._memory.pool.extents.buddy
+    released: list[tuple[int, int]] = []
+    bench.engine._memory.storage.decommit = released.extend  # type: ignore[method-assign]
+    bench.add("0", "p" * 12, max_tokens=5)
+    bench.run()
+    assert buddy.has_stale
+    assert not bench.engine.tidy(), "what was used just now may be wanted again"
+    now_s += RELEASE_EVERY_S / 2
+    assert (bench.engine.rest_s(), bench.engine.tidy(), released) == (RELEASE_EVERY_S / 2, False, [])
+    now_s += RELEASE_EVERY_S / 2
+    assert bench.engine.rest_s() == 0.0
+    assert bench.engine.tidy()
+    assert released
+    assert not buddy.has_stale
+    assert bench.engine.rest_s() is None
 
 
 def test_a_busy_engine_moves_its_pages_together_between_steps() -> None:

@@ -85,6 +85,20 @@ def test_check_sees_a_block_that_is_free_and_leased_and_one_that_is_neither() ->
         buddy.check()
 
 
+def test_a_unit_ages_only_while_nobody_leases_it() -> None:
+    buddy = Buddy(4)
+    first, second = buddy.allocate(0, "kv"), buddy.allocate(0, "kv")
+    buddy.free(first)
+    buddy.free(second)
+    assert buddy.take_aged() == []
+    assert buddy.allocate(0, "kv") == first
+    buddy.free(first)
+    assert buddy.take_aged() == [(second, 1)]
+    buddy.check()
+    assert buddy.take_aged() == [(first, 1)]
+    assert not buddy.has_stale
+
+
 def test_check_sees_a_leased_unit_that_would_be_decommitted() -> None:
     buddy = Buddy(8)
     buddy.allocate(0, "kv")
