@@ -169,7 +169,7 @@ template <class T, class Out> class Attention {
         }
         for_row_tiles(rows, [&](int64_t row, auto count) {
             float* out = result.values + row * size;
-            for_tiles(size / W, [&](int64_t vector, auto vectors) {
+            for_tiles<tile_vectors(count)>(size / W, [&](int64_t vector, auto vectors) {
                 sum_values<count, vectors, false>(row, vector * W, row == 0, out + vector * W);
             });
             if (size % W) sum_values<count, 1, true>(row, size / W * W, row == 0, out + size / W * W);
@@ -188,7 +188,7 @@ template <class T, class Out> class Attention {
         }
         const int64_t words = heads_.head_size / kPerWord, stride = heads_.page_tokens * kPerWord;
         float* out = scores_ + row * kBlockTokens + here_->first;
-        for_tiles(vectors, [&](int64_t first, auto count) {
+        for_tiles<tile_vectors(R)>(vectors, [&](int64_t first, auto count) {
             constexpr int N = count;
             F sums[R][N];
             HEADRACE_UNROLL

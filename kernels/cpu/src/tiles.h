@@ -29,19 +29,20 @@ template <int Most, class Body> HEADRACE_INLINE void as_constant(int count, Body
     body(std::integral_constant<int, Most>());
 }
 
-// Calls body(first, N) for tiles of kTileVectors, then halves of that, until `count` vectors are done.
-template <int N = kTileVectors, class Body> HEADRACE_INLINE void for_tiles(int64_t count, Body body, int64_t first = 0) {
-    for (; first + N <= count; first += N) body(first, std::integral_constant<int, N>());
-    if constexpr (N > 1) for_tiles<N / 2>(count, body, first);
-}
-
-// Calls body(first, R) for tiles of at most kTileRows, as equal as they can be.
-template <class Body> HEADRACE_INLINE void for_row_tiles(int64_t rows, Body body) {
-    int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+// Calls body(first, N) for tiles of at most Most, as equal as they can be: a narrow one at the end would have too few sums
+// to hide what a product takes.
+template <int Most, class Body> HEADRACE_INLINE void for_tiles(int64_t count, Body body) {
+    const int64_t tiles = (count + Most - 1) / Most;
     for (int64_t tile = 0; tile < tiles; tile++) {
-        int64_t first = rows * tile / tiles;
-        as_constant<kTileRows>(int(rows * (tile + 1) / tiles - first), [&](auto count) { body(first, count); });
+        const int64_t first = count * tile / tiles;
+        as_constant<Most>(int(count * (tile + 1) / tiles - first), [&](auto size) { body(first, size); });
     }
 }
+
+// Vectors beside so many rows.
+constexpr int tile_vectors(int rows) { return W == 16 && rows <= 3 ? kTileVectors + 1 : kTileVectors; }
+
+// Calls body(first, R) for tiles of rows.
+template <class Body> HEADRACE_INLINE void for_row_tiles(int64_t rows, Body body) { for_tiles<kTileRows>(rows, body); }
 
 } // namespace headrace::HEADRACE_ISA
