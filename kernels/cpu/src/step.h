@@ -6,6 +6,9 @@
 //   embed | norm, qkv | rotary | attention | output + residual | norm, gate_up | down + residual | ... | norm, head
 //         '-------------------------------- each layer ---------------------------------------'
 //
+// Where there are many rows of many requests, each worker takes its own requests through all layers instead and meets the
+// others before the head: nobody waits, and no core reads what another has written.
+//
 // The inputs of a product are a phase of their own if there are many rows; each worker makes them for itself if there
 // are few. Only rows that are sampled go on after the last attention.
 #pragma once
@@ -55,27 +58,53 @@ template <class T> class StepWalk {
     using Element = typename T::Element;
     static constexpr Format kStored = std::is_same_v<T, F32> ? Format::kF32 : Format::kBf16;
 
-  public:
-    StepWalk(Step& step, Team& team, int worker)
-        : step_(step), model_(step.model), team_(team), worker_(worker), rows_(step.work.rows),
-          watch_(step, worker), residual_(step.residual.as<float>()), attended_(step.attended.as<Element>()),
-          gated_(step.gated.as<Element>()),
-          kv_ahead_(step.read_pages().data(), int64_t(step.read_pages().size()), model_.layer_bytes, worker, team.size()) {}
+    using Rows = Range; // of the step
 
-    void walk() {
+  public:
+    // `share` is what this worker computes, with all of `team`.
+    StepWalk(Step& step, Team& team, int worker, StepShare& share)
+        : step_(step), model_(step.model), team_(team), worker_(worker), share_(share),
+          rows_{share.begin, share.end}, watch_(step, worker), residual_(step.residual.as<float>()),
+          attended_(step.attended.as<Element>()), gated_(step.gated.as<Element>()),
+          kv_ahead_(share.pages.data(), int64_t(share.pages.size()), model_.layer_bytes, team.size() > 1 ? worker : 0,
+                    team.size()) {}
+
+    void layers() {
         kv_ahead_.start(step_.kv);
         embed();
         for (int64_t i = 0; i < model_.layers; i++) {
-            attention(step_.layers[i], i);
-            mlp(step_.layers[i]);
+            attention(step_.layers[size_t(i)], i);
+            mlp(step_.layers[size_t(i)]);
         }
-        choose();
+    }
+
+    // The rows that only need their greatest logit never see the others' logits, nor do these see theirs.
+    void choose() {
+        const StepWork& work = step_.work;
+        if (work.greedy > 0) {
+            Best* best = step_.best.as<Best>() + worker_ * step_.best_stride;
+            std::fill_n(best, work.greedy, Best::none());
+            multiply_rows(model_.head, nullptr, {0, work.greedy}, sampled(0), KeepBest{best});
+            end(Phase::kHead);
+            if (worker_ == 0) choose_best();
+        }
+        const int64_t vocab = model_.head.outputs;
+        float* logits = step_.logits.as<float>();
+        for (int64_t first = work.greedy; first < work.samples; first += kLogitRows) {
+            const int64_t rows = std::min(kLogitRows, work.samples - first);
+            multiply_rows(model_.head, nullptr, {0, rows}, sampled(first), StoreFloat{logits, vocab});
+            end(Phase::kHead);
+            for (int64_t row = team_.claim_one(); row < rows; row = team_.claim_one()) {
+                sample_row(first - work.greedy + row, logits + row * vocab);
+            }
+            end(Phase::kSample);
+        }
     }
 
   private:
     void embed() {
-        while (Range mine = team_.claim(rows_)) {
-            for (int64_t row = mine.begin; row < mine.end; row++) {
+        while (Range mine = team_.claim(rows_.end - rows_.begin)) {
+            for (int64_t row = rows_.begin + mine.begin; row < rows_.begin + mine.end; row++) {
                 unpack_row(model_.embedding, step_.work.token_ids[row], residual_ + row * model_.hidden);
             }
         }
@@ -93,19 +122,21 @@ template <class T> class StepWalk {
         const int64_t q_stride = projected * int64_t(sizeof(float) / sizeof(Element));
         RotaryLayer rotary{qkv, qkv, kv, layer.qkv_bias, layer.q_norm, layer.k_norm, model_.cos_sin, projected, q_stride,
                            model_.norm_eps, 1};
-        while (Range mine = team_.claim(rows_)) rotary_kv_write(step_.shape, heads, rotary, mine.begin, mine.end);
+        while (Range mine = team_.claim(rows_.end - rows_.begin)) {
+            rotary_kv_write(share_.shape, heads, rotary, rows_.begin + mine.begin, rows_.begin + mine.end);
+        }
         end(Phase::kRotary);
 
         AttentionLayer attention{qkv, kv, attended_, q_stride, queries, model_.scale, heads.is_float};
-        attend(step_.plan, step_.shape, heads, attention, team_, worker_);
+        attend(share_.plan, share_.shape, heads, attention, team_, team_.size() > 1 ? worker_ : 0);
         end(Phase::kAttention);
 
         if (index + 1 < model_.layers) {
             kv_ahead_.start(kv + model_.layer_bytes);
-        } else if (step_.sampled_rows().size() < size_t(rows_)) {
+        } else {
             keep_sampled(queries);
         }
-        multiply_stored(layer.output, layer.output_bias, attended_, add_to_residual());
+        multiply_stored(layer.output, layer.output_bias, rows_, attended_, add_to_residual());
         end(Phase::kOutput);
     }
 
@@ -113,45 +144,24 @@ template <class T> class StepWalk {
         multiply_rows(layer.gate_up, layer.gate_up_bias, rows_, norm_of(layer.mlp_norm),
                       SiluMultiply<Element>{gated_, model_.inner, model_.inner});
         end(Phase::kGateUp);
-        multiply_stored(layer.down, layer.down_bias, gated_, add_to_residual());
+        multiply_stored(layer.down, layer.down_bias, rows_, gated_, add_to_residual());
         end(Phase::kDown);
     }
 
     // Nobody reads the others' last residuals: what is left of the step is done for the rows that are sampled.
     void keep_sampled(int64_t queries) {
-        const std::vector<int32_t>& kept = step_.sampled_rows();
-        if (worker_ == 0) {
-            for (size_t i = 0; i < kept.size(); i++) { // in ascending order: row kept[i] >= i is still whole
-                std::memmove(residual_ + i * model_.hidden, residual_ + kept[i] * model_.hidden,
-                             model_.hidden * sizeof(float));
-                std::memmove(attended_ + i * queries, attended_ + kept[i] * queries, queries * sizeof(Element));
+        const std::vector<int32_t>& kept = share_.kept;
+        if (int64_t(kept.size()) == rows_.end - rows_.begin) return;
+        if (worker_ == 0 || team_.size() == 1) {
+            for (size_t i = 0; i < kept.size(); i++) { // in ascending order: row kept[i] is still whole
+                const int64_t to = rows_.begin + int64_t(i);
+                std::memmove(residual_ + to * model_.hidden, residual_ + kept[i] * model_.hidden,
+                             size_t(model_.hidden) * sizeof(float));
+                std::memmove(attended_ + to * queries, attended_ + kept[i] * queries, size_t(queries) * sizeof(Element));
             }
         }
-        rows_ = int64_t(kept.size());
+        rows_.end = rows_.begin + int64_t(kept.size());
         end(Phase::kAttention);
-    }
-
-    // The rows that only need their greatest logit never see the others' logits, nor do these see theirs.
-    void choose() {
-        const StepWork& work = step_.work;
-        if (work.greedy > 0) {
-            Best* best = step_.best.as<Best>() + worker_ * step_.best_stride;
-            std::fill_n(best, work.greedy, Best::none());
-            multiply_rows(model_.head, nullptr, work.greedy, sampled(0), KeepBest{best});
-            end(Phase::kHead);
-            if (worker_ == 0) choose_best();
-        }
-        const int64_t vocab = model_.head.outputs;
-        float* logits = step_.logits.as<float>();
-        for (int64_t first = work.greedy; first < work.samples; first += kLogitRows) {
-            const int64_t rows = std::min(kLogitRows, work.samples - first);
-            multiply_rows(model_.head, nullptr, rows, sampled(first), StoreFloat{logits, vocab});
-            end(Phase::kHead);
-            for (int64_t row = team_.claim_one(); row < rows; row = team_.claim_one()) {
-                sample_row(first - work.greedy + row, logits + row * vocab);
-            }
-            end(Phase::kSample);
-        }
     }
 
     void sample_row(int64_t row, const float* logits) {
@@ -190,56 +200,59 @@ template <class T> class StepWalk {
     }
     auto sampled(int64_t first) const {
         return [=](int64_t row) {
-            const float* x = residual_ + sample_place(first + row) * model_.hidden;
+            const float* x = residual_ + step_.sample_place(first + row) * model_.hidden;
             return Normalised(x, model_.norm, model_.hidden, model_.norm_eps);
         };
     }
 
-    // Where a sample's row stands after the last layer.
-    int64_t sample_place(int64_t sample) const {
-        const std::vector<int32_t>& kept = step_.sampled_rows();
-        const int32_t row = step_.work.sample_rows[sample];
-        return rows_ == step_.work.rows ? row : std::lower_bound(kept.begin(), kept.end(), row) - kept.begin();
-    }
-
     AddFloat add_to_residual() const { return {residual_, model_.hidden}; }
 
-    // `rows` rows of a source times weights, plus a bias if there is one, into an epilogue.
+    // Rows of a source times weights, plus a bias if there is one, into an epilogue.
     template <class Source, class Epilogue>
-    void multiply_rows(const Weights& weights, const float* bias, int64_t rows, Source source, Epilogue epilogue) {
+    void multiply_rows(const Weights& weights, const float* bias, Rows rows, Source source, Epilogue epilogue) {
         multiply(weights, bias, inputs_of(weights, rows, source), rows, epilogue);
     }
 
-    // All rows of `x`, which stand one behind the other, likewise.
+    // Rows of `x`, which stand one behind the other, likewise.
     template <class Epilogue>
-    void multiply_stored(const Weights& weights, const float* bias, const Element* x, Epilogue epilogue) {
+    void multiply_stored(const Weights& weights, const float* bias, Rows rows, const Element* x, Epilogue epilogue) {
         const int64_t size = weights.inputs;
         if (weights.format == kStored && size % T::kPerWord == 0) {
-            Activations stored{reinterpret_cast<const uint8_t*>(x), size * int64_t(sizeof(Element)), nullptr, nullptr};
-            multiply(weights, bias, stored, rows_, epilogue);
+            Activations stored{reinterpret_cast<const uint8_t*>(x + rows.begin * size), size * int64_t(sizeof(Element)),
+                               nullptr, nullptr};
+            multiply(weights, bias, stored, rows, epilogue);
         } else {
-            multiply_rows(weights, bias, rows_, [=](int64_t row) { return Plain<T>(x + row * size); }, epilogue);
+            auto source = [=](int64_t row) { return Plain<T>(x + row * size); };
+            multiply_rows(weights, bias, rows, source, epilogue);
         }
     }
 
+    // `x` begins with the first of the rows.
     template <class Epilogue>
-    void multiply(const Weights& weights, const float* bias, const Activations& x, int64_t rows, Epilogue epilogue) {
+    void multiply(const Weights& weights, const float* bias, const Activations& x, Rows rows, Epilogue epilogue) {
+        const auto at = [=](int64_t row, int64_t column, float* sums, int count) {
+            epilogue(rows.begin + row, column, sums, count);
+        };
         if (bias) {
-            linear(team_, weights, x, rows, AddBias<Epilogue>{bias, epilogue}, kv_ahead_);
+            linear(team_, weights, x, rows.end - rows.begin, AddBias<decltype(at)>{bias, at}, kv_ahead_);
         } else {
-            linear(team_, weights, x, rows, epilogue, kv_ahead_);
+            linear(team_, weights, x, rows.end - rows.begin, at, kv_ahead_);
         }
     }
 
     // Few rows: each worker has its own copy, and nobody waits.
-    template <class Source> Activations inputs_of(const Weights& weights, int64_t rows, Source source) {
-        const bool own = rows <= kOwnRows;
-        Activations to = (own ? step_.own_inputs[worker_] : step_.inputs).shaped(weights.format, weights.inputs);
+    template <class Source> Activations inputs_of(const Weights& weights, Rows rows, Source source) {
+        const int64_t count = rows.end - rows.begin;
+        const bool own = count <= kOwnRows;
+        Activations to = own ? step_.own_inputs[worker_].shaped(weights.format, weights.inputs)
+                             : step_.inputs.shaped(weights.format, weights.inputs, rows.begin);
         if (own) {
-            for (int64_t row = 0; row < rows; row++) write_inputs(weights, source(row), row, to);
+            for (int64_t row = 0; row < count; row++) write_inputs(weights, source(rows.begin + row), row, to);
         } else {
-            while (Range mine = team_.claim(rows)) {
-                for (int64_t row = mine.begin; row < mine.end; row++) write_inputs(weights, source(row), row, to);
+            while (Range mine = team_.claim(count)) {
+                for (int64_t row = mine.begin; row < mine.end; row++) {
+                    write_inputs(weights, source(rows.begin + row), row, to);
+                }
             }
             end(Phase::kNorm);
         }
@@ -250,7 +263,8 @@ template <class T> class StepWalk {
     const StepModel& model_;
     Team& team_;
     const int worker_;
-    int64_t rows_; // of the step; after the last attention those that are sampled
+    StepShare& share_;
+    Rows rows_; // of the share; after the last attention those that are sampled
     Stopwatch watch_;
     float* residual_;
     Element* attended_;
@@ -258,8 +272,18 @@ template <class T> class StepWalk {
     Ahead kv_ahead_; // what the next attention reads
 };
 
+// Every worker of `team` calls this.
 inline void step(Step& step, Team& team, int worker) {
-    with_element(step.model.heads.is_float, [&](auto type) { StepWalk<decltype(type)>(step, team, worker).walk(); });
+    with_element(step.model.heads.is_float, [&](auto type) {
+        using Walk = StepWalk<decltype(type)>;
+        if (step.shares_used == 1) {
+            Walk(step, team, worker, step.shares[0]).layers();
+        } else {
+            Walk(step, *step.alone[size_t(worker)], worker, step.shares[size_t(worker)]).layers();
+            team.barrier();
+        }
+        Walk(step, team, worker, step.shares[0]).choose();
+    });
 }
 
 } // namespace headrace::HEADRACE_ISA

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <iterator>
 #include <new>
 
 namespace headrace {
@@ -36,10 +37,12 @@ InputRows::InputRows(int64_t rows, int64_t widest)
       scales_(rows * widest_ / 32 * int64_t(sizeof(float))),
       offsets_(rows * widest_ / 32 * int64_t(sizeof(int32_t))) {}
 
-Activations InputRows::shaped(Format format, int64_t size) const {
+Activations InputRows::shaped(Format format, int64_t size, int64_t first) const {
     const FormatLayout& layout = layout_of(format);
     int64_t bytes = round_up(size, layout.group_inputs) / layout.step_inputs * 4;
-    return {values_.as<uint8_t>(), round_up(bytes, kLine), scales_.as<float>(), offsets_.as<int32_t>()};
+    const int64_t groups = first * widest_ / 32;
+    return {values_.as<uint8_t>() + first * widest_ * int64_t(sizeof(float)), round_up(bytes, kLine),
+            scales_.as<float>() + groups, offsets_.as<int32_t>() + groups};
 }
 
 StepWork::StepWork(const int32_t* work)
@@ -67,7 +70,11 @@ Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t
     best = Memory(threads * best_stride * kBestBytes);
     sampling_ = Memory(threads * SamplingScratch::bytes(model.head.outputs));
     inputs = InputRows(most_rows, widest);
-    for (int worker = 0; worker < threads; worker++) own_inputs.emplace_back(kOwnRows, widest);
+    for (int worker = 0; worker < threads; worker++) {
+        own_inputs.emplace_back(kOwnRows, widest);
+        alone.push_back(std::make_unique<Team>(1));
+    }
+    shares = std::vector<StepShare>(size_t(threads));
 }
 
 void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const StepSampling& rows) {
@@ -75,36 +82,94 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
     kv = arena;
     tokens = chosen;
     sampling = rows;
-    int64_t most_pages = 0;
-    for (int64_t r = 0; r < work.requests; r++) most_pages = std::max<int64_t>(most_pages, work.page_count[r]);
+    most_pages_ = 0;
+    for (int64_t r = 0; r < work.requests; r++) most_pages_ = std::max<int64_t>(most_pages_, work.page_count[r]);
     positions_.resize(size_t(work.rows));
-    page_offset_.resize(size_t(work.requests * most_pages));
+    page_offset_.resize(size_t(work.requests * most_pages_));
     const int32_t* page = work.page_ids;
     for (int64_t r = 0; r < work.requests; r++) {
         int32_t position = work.context_len[r] - (work.query_start[r + 1] - work.query_start[r]);
-        for (int32_t row = work.query_start[r]; row < work.query_start[r + 1]; row++) positions_[row] = position++;
-        for (int32_t i = 0; i < work.page_count[r]; i++)
-            page_offset_[r * most_pages + i] = model.page_offset(*page++);
+        for (int32_t row = work.query_start[r]; row < work.query_start[r + 1]; row++) positions_[size_t(row)] = position++;
+        for (int32_t i = 0; i < work.page_count[r]; i++) {
+            page_offset_[size_t(r * most_pages_ + i)] = model.page_offset(*page++);
+        }
     }
-    shape = {work.rows, work.requests, positions_.data(), work.query_start, work.context_len, page_offset_.data(), most_pages};
-    plan.make(shape, model.heads, threads);
-    list_read_pages();
-    sampled_rows_.assign(work.sample_rows, work.sample_rows + work.samples);
-    std::sort(sampled_rows_.begin(), sampled_rows_.end());
-    sampled_rows_.erase(std::unique(sampled_rows_.begin(), sampled_rows_.end()), sampled_rows_.end());
+    shares_used = divide() ? threads : 1;
+    sample_place_.resize(size_t(work.samples));
+    for (int i = 0; i < shares_used; i++) {
+        if (shares_used == 1) {
+            fill(shares[0], 0, work.requests, threads);
+        } else {
+            fill(shares[size_t(i)], i == 0 ? 0 : ends_[size_t(i - 1)], ends_[size_t(i)], 1);
+        }
+    }
 }
 
-void Step::list_read_pages() {
-    read_pages_.clear();
-    const int32_t* page = work.page_ids;
-    for (int64_t r = 0; r < work.requests; page += work.page_count[r++]) {
-        const int64_t position = work.context_len[r] - (work.query_start[r + 1] - work.query_start[r]);
-        const int64_t first = model.heads.first_visible(position) / model.heads.page_tokens;
-        const int64_t end = (work.context_len[r] - 1) / model.heads.page_tokens + 1;
-        for (int64_t i = first; i < end; i++) read_pages_.push_back(model.page_offset(page[i]));
+// Each worker's requests, so that all take about as long: whether that is worth it.
+bool Step::divide() {
+    const int64_t requests = work.requests;
+    if (threads == 1 || work.rows < kShareRows * threads) return false;
+    // A row's products, and reading a token's keys and values, in bytes that could be read meanwhile.
+    constexpr double kOpsPerByte = 8;
+    const StepLayer& layer = layers.front();
+    double row_cost = 0;
+    for (const Weights* weights : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+        row_cost += 2.0 * double(weights->outputs * weights->inputs) / kOpsPerByte;
     }
-    std::sort(read_pages_.begin(), read_pages_.end());
-    read_pages_.erase(std::unique(read_pages_.begin(), read_pages_.end()), read_pages_.end());
+    const double token_cost = double(model.layer_bytes) / double(model.heads.page_tokens);
+    auto cost = [&](int64_t r) {
+        return double(work.query_start[r + 1] - work.query_start[r]) * row_cost + work.context_len[r] * token_cost;
+    };
+    double total = 0, largest = 0;
+    for (int64_t r = 0; r < requests; r++) total += cost(r);
+    ends_.clear();
+    double sum = 0, before = 0;
+    for (int64_t r = 0; r < requests; r++) {
+        const double next = sum + cost(r), target = total * double(ends_.size() + 1) / threads;
+        if (next >= target && int(ends_.size()) + 1 < threads) {
+            const bool with = next - target <= target - sum;
+            ends_.push_back(with ? r + 1 : r);
+            const double end = with ? next : sum;
+            largest = std::max(largest, end - before);
+            before = end;
+        }
+        sum = next;
+    }
+    while (int(ends_.size()) < threads) ends_.push_back(requests);
+    largest = std::max(largest, total - before);
+    constexpr double kMostUneven = 1.05;
+    return largest * threads <= total * kMostUneven;
+}
+
+void Step::fill(StepShare& share, int64_t first, int64_t end, int workers) {
+    share.begin = work.query_start[first];
+    share.end = work.query_start[end];
+    share.shape = {work.rows, end - first, positions_.data(), work.query_start + first, work.context_len + first,
+                   page_offset_.data() + first * most_pages_, most_pages_};
+    share.plan.make(share.shape, model.heads, workers);
+
+    share.pages.clear();
+    for (int64_t r = first; r < end; r++) {
+        const int64_t position = work.context_len[r] - (work.query_start[r + 1] - work.query_start[r]);
+        const int64_t begin = model.heads.first_visible(position) / model.heads.page_tokens;
+        const int64_t stop = (work.context_len[r] - 1) / model.heads.page_tokens + 1;
+        const int64_t* pages = page_offset_.data() + r * most_pages_;
+        share.pages.insert(share.pages.end(), pages + begin, pages + stop);
+    }
+    std::sort(share.pages.begin(), share.pages.end());
+    share.pages.erase(std::unique(share.pages.begin(), share.pages.end()), share.pages.end());
+
+    share.kept.clear();
+    const auto is_mine = [&](int32_t row) { return row >= share.begin && row < share.end; };
+    std::copy_if(work.sample_rows, work.sample_rows + work.samples, std::back_inserter(share.kept), is_mine);
+    std::sort(share.kept.begin(), share.kept.end());
+    share.kept.erase(std::unique(share.kept.begin(), share.kept.end()), share.kept.end());
+    for (int64_t s = 0; s < work.samples; s++) {
+        const int32_t row = work.sample_rows[s];
+        if (!is_mine(row)) continue;
+        const auto place = std::lower_bound(share.kept.begin(), share.kept.end(), row) - share.kept.begin();
+        sample_place_[size_t(s)] = share.begin + place;
+    }
 }
 
 } // namespace headrace

@@ -4,6 +4,7 @@
 #include "attention_plan.h"
 #include "sampling_types.h"
 #include "step_types.h"
+#include "team.h"
 
 #include <chrono>
 #include <memory>
@@ -13,6 +14,8 @@ namespace headrace {
 
 // Up to so many rows each worker prepares the inputs of a product for itself: it costs less than a barrier.
 constexpr int64_t kOwnRows = 4;
+// From so many rows for each worker on it is worth reading all weights for each of them.
+constexpr int64_t kShareRows = 24;
 // Rows whose logits are kept at once.
 constexpr int64_t kLogitRows = 64;
 
@@ -38,7 +41,8 @@ class InputRows {
     InputRows() = default;
     InputRows(int64_t rows, int64_t widest);
     // How rows of `size` lie for weights of `format`. Each begins at a cache line, so workers share none.
-    Activations shaped(Format format, int64_t size) const;
+    // `first` rows before them are somebody else's.
+    Activations shaped(Format format, int64_t size, int64_t first = 0) const;
 
   private:
     int64_t widest_ = 0;
@@ -58,6 +62,15 @@ struct StepWork {
     explicit StepWork(const int32_t* work);
 };
 
+// Rows of a step that are computed together: all of them, or those of one worker's requests.
+struct StepShare {
+    int64_t begin = 0, end = 0;  // rows of the step
+    StepShape shape{};           // of its requests
+    AttentionPlan plan;
+    std::vector<int64_t> pages;  // where in the arena they begin, those that attention reads, each once
+    std::vector<int32_t> kept;   // the rows that are sampled, each once, in ascending order
+};
+
 class Step {
   public:
     Step(const StepModel& model, const StepLayer* layers, int threads, int64_t most_rows);
@@ -71,8 +84,9 @@ class Step {
 
     // The current step.
     StepWork work;
-    StepShape shape{};
-    AttentionPlan plan;
+    std::vector<StepShare> shares; // of each worker; the first one's is everybody's if only that is used
+    int shares_used = 1;
+    std::vector<std::unique_ptr<Team>> alone; // of each worker, to compute its share with
     uint8_t* kv = nullptr;
     int32_t* tokens = nullptr; // [samples] chosen
     StepSampling sampling{};
@@ -81,10 +95,8 @@ class Step {
     Memory residual, qkv, attended, gated, logits;
     Memory best; // [threads][best_stride] the greatest logit of each row that a worker has seen
     const int64_t best_stride;
-    // Where in the arena the pages begin that attention reads, each once.
-    const std::vector<int64_t>& read_pages() const { return read_pages_; }
-    // The rows that are sampled, each once, in ascending order.
-    const std::vector<int32_t>& sampled_rows() const { return sampled_rows_; }
+    // Where a sample's row stands after the last attention, when the rows that aren't sampled have gone.
+    int64_t sample_place(int64_t sample) const { return sample_place_[size_t(sample)]; }
     // What sampling keeps for each worker.
     void* sampling_memory(int worker) const {
         return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
@@ -97,13 +109,15 @@ class Step {
     double seconds[kPhases] = {};
 
   private:
-    void list_read_pages();
+    bool divide();
+    void fill(StepShare& share, int64_t first, int64_t end, int workers);
 
     Memory sampling_;
+    int64_t most_pages_ = 0; // of one request
     std::vector<int32_t> positions_;
     std::vector<int64_t> page_offset_;
-    std::vector<int64_t> read_pages_;
-    std::vector<int32_t> sampled_rows_;
+    std::vector<int64_t> ends_; // of each worker's requests
+    std::vector<int64_t> sample_place_;
 };
 
 // Counts the time of phases, on one worker.
