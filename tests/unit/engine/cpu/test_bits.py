@@ -80,3 +80,20 @@ def test_neighbours_change_no_token(model: CpuModel) -> None:
 
     together = finish(model, [run(i) for i in range(18)], 10, 16)
     assert [finish(model, [run(i)], 10, 7)[0] for i in range(18)] == together
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_a_crowd_that_threads_divide_changes_no_token(
+    saved: Path, tmp_path: Path, form: dict[str, Any], threads: int
+) -> None:
+    """With so many rows each thread takes its own requests through all layers."""
+
+    def run(i: int) -> Run:
+        return Run(prompts()[i % 4], temperature=0.9 * (i % 2), seed=i)
+
+    crowd = load(saved, tmp_path, threads=threads, **form)
+    together = finish(crowd, [run(i) for i in range(100)], 6, 16)
+    crowd.close()
+    alone = load(saved, tmp_path, threads=1, **form)
+    assert [finish(alone, [run(i)], 6, 16)[0] for i in range(100)] == together
+    alone.close()
