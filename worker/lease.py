@@ -25,7 +25,15 @@ import redis
 from celery import bootsteps
 from celery.utils.log import get_logger
 from headrace.contract import utc_now
-from headrace.wire import QUEUE_PREFIX, SILENT_S, STAMP_S, VISIBILITY_TIMEOUT_S, WORKER_KEY_TTL_S, worker_key
+from headrace.wire import (
+    QUEUE_PREFIX,
+    SILENT_S,
+    STAMP_S,
+    VISIBILITY_TIMEOUT_S,
+    WORKER_KEY_TTL_S,
+    queue_name,
+    worker_key,
+)
 from kombu.transport import redis as transport
 
 from ledger.transport import broker_now_s
@@ -258,7 +266,12 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
             if not pool.leaving:
                 seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat()})
                 pipe.set(worker_key(c.hostname), seen, ex=WORKER_KEY_TTL_S)
-            pipe.execute()
+            queue = queue_name(pool.services.model)
+            for step in channel.priority_steps:
+                pipe.llen(channel._q_for_pri(queue, step))
+            answers = pipe.execute()
+        waiting = sum(answers[-len(channel.priority_steps) :])
+        pool.liveness.saw(waiting, pool.has_room, time.monotonic())
         del pool.settled[: len(settled)]
 
     def stop(self, c: Any) -> None:

@@ -28,6 +28,7 @@ from kombu.asynchronous import get_event_loop
 from engine.request import EngineRequest, RequestOutput
 from settings import get_settings
 from worker.gate import Gate
+from worker.liveness import Liveness
 from worker.message import JobMessage
 from worker.services import Services, start_services
 from worker.slot import Cause, Slot, Stop
@@ -62,6 +63,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         self.settled: list[str] = []
         """Delivery tags of finished jobs; `worker.lease` makes sure that the broker has forgotten them."""
         self.gate = Gate()
+        self.liveness = Liveness(time.monotonic())
         self._generating: dict[str, Callable[[RequestOutput | Exception], None]] = {}
         self._pids = itertools.count(FIRST_PID)
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
@@ -88,6 +90,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         hub.call_repeatedly(1.0, self._check_engine)
 
     def _check_engine(self) -> None:
+        self.liveness.turned(time.monotonic())
         if not self.services.engine.healthy and state.should_stop is None:
             log.critical("the engine's thread has died: handing the jobs back and leaving")
             state.should_stop = EX_FAILURE
@@ -118,6 +121,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
 
     def on_apply(self, target: Any, args: Any = (), kwargs: Any = None, callback: Any = None, **_: Any) -> Slot:
         message: JobMessage = callback.__self__
+        self.liveness.took()
         slot = self.slots.get(message.id)
         if slot is not None:
             self.post(self._redelivered, slot, message)
@@ -262,6 +266,11 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
     def leaving(self) -> bool:
         """Whether this worker takes no more jobs."""
         return self._drain_until_s is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether this worker would take one more message."""
+        return len(self.slots) < self.limit and not self.leaving and not self.gate.closed
 
     def hurry(self) -> None:
         """Don't wait for running jobs any longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ledger.contract import LedgerProtocol, LedgerUnavailable
 from settings import Settings
 from worker.draft import PRIORITY_NUMBERS, Identity
 from worker.listener import Listener
+from worker.liveness import answer_liveness
 from worker.metrics import Metrics, serve_metrics
 from worker.progress import PATIENCE_S, ProgressReader
 from worker.telemetry import Telemetry
@@ -190,6 +192,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
     )
     metrics.watch(engine.stats)
     server = serve_metrics(metrics, settings.worker.metrics_host, settings.worker.metrics_port)
+    answer_liveness(server, lambda: pool.liveness.problem(engine.stats(), time.monotonic()))
     info = model.info
     card = ModelCard(
         id=settings.model.name,

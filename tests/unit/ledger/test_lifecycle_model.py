@@ -1,4 +1,4 @@
-"""The promises of a job's life, checked over every order of steps and faults of the model in `tests.model.lifecycle`."""
+"""The promises of a job's life, over every order of steps and faults of the model in `tests.model.lifecycle`."""
 
 from __future__ import annotations
 
