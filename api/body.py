@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from anyio import to_thread
@@ -30,11 +31,19 @@ def parse_json(body: bytes) -> Any:
         raise invalid("the body is empty, and should be a JSON object", None, "invalid_json")
     try:
         from_json(body, allow_inf_nan=False)
-        return json.loads(body, object_pairs_hook=_unique)
+        return json.loads(body, object_pairs_hook=_unique, parse_float=_finite)
     except BadRequest:
         raise
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is not valid JSON: {error}", None, "invalid_json") from None
+
+
+def _finite(text: str) -> float:
+    """A number that a float holds: `1e999` is JSON, and infinite to everybody who reads it."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:PARAM_CHARS]} is too large")
+    return number
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -327,3 +327,23 @@ def test_a_slash_at_the_end_changes_nothing(http: httpx.Client) -> None:
     assert http.post("/v1/jobs/", json={"model": "bytes", "prompt": "x"}).status_code == 202
     assert http.get("/v1/jobs/").json() == http.get("/v1/jobs").json()
     assert http.get("/healthz/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /v1/jobs?model=" + b"x" * 1_000_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 1_000_000 + b"\r\n\r\n",
+        b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 200_000 + b"\r\n",
+        b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer " + b"x" * 1_000_000 + b"\r\n\r\n",
+    ],
+)
+def test_a_head_that_is_too_large_is_refused(hostile_server: ApiServer, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", hostile_server.port), timeout=20) as connection:
+        try:
+            connection.sendall(head)
+            answer = connection.recv(64)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""  # it closed before all was sent
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    assert httpx.get(hostile_server.url + "/healthz").status_code == 200

@@ -38,3 +38,31 @@ def test_a_body_that_ends_early_is_refused(value: object, data: st.DataObject) -
     cut = data.draw(st.integers(0, len(body) - 1))
     with pytest.raises(BadRequest):
         parse_json(body[:cut])
+
+
+json_texts = st.recursive(
+    st.sampled_from(["null", "true", "1", "-0.5e3", "NaN", "1e999", '"x"', '"\\ud800"', "", "tru", "[", "}"]),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda parts: f"[{','.join(parts)}]")
+        | st.lists(st.tuples(st.sampled_from(["a", "b"]), inner), max_size=3).map(
+            lambda pairs: "{" + ",".join(f'"{name}":{value}' for name, value in pairs) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(json_texts.map(str.encode) | st.binary(max_size=60))
+def test_any_bytes_are_json_or_refused(body: bytes) -> None:
+    """And what is taken is JSON to everybody: a strict writer gives it back."""
+    try:
+        value = parse_json(body)
+    except BadRequest:
+        return
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+
+
+def test_a_body_that_is_all_depth_is_refused() -> None:
+    for body in (b"[" * 500_000, b'{"a":' * 100_000, b"[" * 50_000 + b"]" * 50_000):
+        with pytest.raises(BadRequest):
+            parse_json(body)

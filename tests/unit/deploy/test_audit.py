@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 FOUND = "Found 2 known vulnerabilities in 1 package\nName Version ID\nx 1.0 PYSEC-1"
+PINNED = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+MIRROR = "\n".join(f"{line} Dependency not found on PyPI and could not be audited: {line}" for line in PINNED)
 AWAY = "requests.exceptions.ConnectionError: Max retries exceeded with url: /pypi/x/1.0/json"
 
 
@@ -20,6 +22,7 @@ AWAY = "requests.exceptions.ConnectionError: Max retries exceeded with url: /pyp
         (FOUND, 1, 1, "PYSEC-1"),
         (AWAY, 1, 0, "nothing was audited"),
         ("", 124, 0, "nothing was audited"),
+        (MIRROR, 0, 0, "nothing was audited"),
     ],
 )
 def test_what_it_makes_of_pip_audits_answers(tmp_path: Path, says: str, status: int, expected: int, told: str) -> None:
