@@ -28,15 +28,17 @@ from headrace import HeadraceError
 from headrace.contract import JobStatus
 
 from ledger.migrate import upgrade
+from settings import WorkerSettings
 from tests.conftest import Broker, new_postgres_database
 from tests.faults.postgres import PostgresServer
-from tests.faults.stage import LEASE_S, Stage, go_on
+from tests.faults.stage import Stage, go_on
 from tests.faults.test_broker_faults import crashed, cut_off, demoted, frozen, full, wiped
 from tests.faults.witness import contradictions
 
 WORKERS = 2
 BETWEEN_S = 1.0
 AWAY_S = 1.5
+LEASE_S = WorkerSettings().lease_s
 KILL_RECOVERY_S = LEASE_S + 2.0
 RETURN_RECOVERY_S = 5.0
 BACKLOG = 64
@@ -241,7 +243,7 @@ def soak(asked: argparse.Namespace, home: Path) -> Report:
         server.start()
         url = new_postgres_database(server.url())
     upgrade(url)
-    stage = Stage.open(broker, url, home, server, workers=WORKERS)
+    stage = Stage.open(broker, url, home, server, workers=WORKERS, WORKER__LEASE_S=LEASE_S)
     try:
         faults = ("kill",) if asked.faults == "kill" else MIXED
         Soak(stage, report).run(asked.jobs, time.monotonic() + 60 * asked.minutes, faults)
