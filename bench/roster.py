@@ -136,8 +136,8 @@ class Roster:
         )
 
     def throughput(self) -> list[SideSpec]:
-        """Who takes part in W1 and W2."""
-        sides = [self.headrace(precision) for precision in PRECISIONS]
+        """Who takes part in W1 and W2: offline work, so prompts may take whole steps, as with `LLM`."""
+        sides = [self.headrace(precision, prefill_share=1.0) for precision in PRECISIONS]
         if vllm.interpreter() is not None:
             sides.append(self.vllm())
         if not llama.missing():

@@ -30,7 +30,9 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, cache: str | Path | None = None, **config: Any) -> None:
-        """`config` takes the other fields of `EngineConfig`."""
+        """`config` takes the other fields of `EngineConfig`. `prefill_share` is 1 here unless it is given: nobody reads
+        along, so no cap on prompts has to keep the time between two tokens even."""
+        config = {"prefill_share": 1.0, **config}
         self.config = EngineConfig(str(model), None if cache is None else Path(cache), **config)
         self._engine = Engine(load_model(self.config), self.config)
         self._ids = itertools.count()
