@@ -97,7 +97,7 @@ def test_a_job_that_waits_to_be_alone_can_be_stopped_and_handed_back(
     worker = start_worker("w2", step_s=0.02, WORKER__LEASE_S=1, WORKER__DRAIN_S=0)
     workplace.running(workplace.submit(max_tokens=3000).id)
     first.kill()
-    eventually(lambda: worker.log.count("its last attempt runs alone") == 2, 15, "both suspects have come")
+    eventually(lambda: worker.log.count("its last attempt runs alone") == 2, 40, "both suspects have come")
     workplace.ledger.request_cancel([stopped])
     assert workplace.ended(stopped).status is JobStatus.CANCELLED
     assert worker.stop() == 0

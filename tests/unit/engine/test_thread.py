@@ -145,9 +145,13 @@ def test_a_request_that_cannot_run_ends_with_an_error_and_its_neighbours_go_on(
 
 
 def test_a_request_whose_preparation_fails_ends_with_an_error(make: Make, recorder: Recorder) -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise RuntimeError("broken")
+
     host = make()
-    broken: Any = ({"role": "user", "content": 5},)
-    host.submit(EngineRequest("bad", SamplingParams(), messages=broken))
+    namespace: Any = Broken()
+    host.submit(EngineRequest("bad", SamplingParams(), prompt=(1, 2), namespace=namespace))
     [output] = recorder.wait_for("bad")
     assert (output.finish_reason, output.error_code) == (FinishReason.ERROR, Reason.ENGINE_ERROR)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
@@ -23,7 +24,7 @@ from ledger import Ledger, dispatches
 from ledger.contract import Claim, IllegalTransition, JobFilter, Lease, Outcome, Topic, Verdict
 
 QUEUED, RUNNING = JobStatus.QUEUED, JobStatus.RUNNING
-OWNERS = ("w1", "w2")
+OWNERS = ("w1", "w2", "w3", "w4")
 RAW = "raw"
 FEW = 3
 """Submitted jobs in one example, beside a raw one: much happens to each."""
@@ -46,11 +47,13 @@ class Modelled:
     releasable: Lease | None = None
     """The newest lease, as long as its release can be repeated."""
     committed: tuple[Lease, JobStatus] | None = None
+    lost_with: list[str] = field(default_factory=list)
+    """The workers with which its attempts were lost since it was accepted."""
 
     def end(self, status: JobStatus) -> None:
         self.status, self.holder, self.releasable = status, None, None
 
-    def verdict(self) -> Verdict:
+    def verdict(self, alone: bool = True) -> Verdict:
         if self.status.terminal:
             return Verdict.TERMINAL
         if self.status is RUNNING and not self.lapsed:
@@ -59,7 +62,10 @@ class Modelled:
             return Verdict.CANCELLED
         if self.overdue:
             return Verdict.EXPIRED
-        return Verdict.DEAD if self.attempt >= self.max_attempts else Verdict.RUN
+        if self.attempt >= self.max_attempts:
+            return Verdict.DEAD
+        last = self.attempt > 0 and self.attempt + 1 >= self.max_attempts
+        return Verdict.ALONE if last and not alone else Verdict.RUN
 
 
 ENDED_BY = {
@@ -80,6 +86,24 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
             super().__init__()
             sql("DELETE FROM jobs")
             self.jobs: dict[str, Modelled] = {}
+            self.losses: list[tuple[str, str]] = []
+            """Job and worker of every lost attempt, in order."""
+
+        def lose(self, job_id: str) -> None:
+            job = self.jobs[job_id]
+            assert job.holder is not None
+            job.lost_with.append(job.holder.owner)
+            self.losses.append((job_id, job.holder.owner))
+
+        def clear_companions(self, dead: list[str]) -> None:
+            """Those that were lost with a job which has just died of an attempt of its own get theirs back."""
+            lost_with = Counter(worker for _, worker in self.losses)
+            last = dict(self.losses)
+            culprits = [job_id for job_id in dead if job_id in last and lost_with[last[job_id]] == 1]
+            suspects = {worker for job_id, worker in self.losses if job_id in culprits}
+            for job_id, job in self.jobs.items():
+                if job.status is QUEUED and job_id not in culprits:
+                    job.attempt = max(0, job.attempt - sum(worker in suspects for worker in job.lost_with))
 
         @initialize(target=ids, attempts=st.lists(st.integers(1, 3), min_size=FEW, max_size=FEW), ttl=st.booleans())
         def submit(self, attempts: list[int], ttl: bool) -> Any:
@@ -97,13 +121,22 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
             self.jobs[RAW] = Modelled(3, RUNNING, 1, result.lease, releasable=result.lease)
             return result.lease
 
-        @rule(target=leases, job_ids=st.lists(ids, min_size=1, max_size=3, unique=True), owner=st.sampled_from(OWNERS))
-        def claim(self, job_ids: list[str], owner: str) -> Any:
-            results = ledger.claim([Claim(job_id) for job_id in job_ids], owner, 3600)
-            given = []
+        @rule(
+            target=leases,
+            job_ids=st.lists(ids, min_size=1, max_size=3, unique=True),
+            owner=st.sampled_from(OWNERS),
+            alone=st.booleans(),
+        )
+        def claim(self, job_ids: list[str], owner: str, alone: bool) -> Any:
+            results = ledger.claim([Claim(job_id, alone=alone) for job_id in job_ids], owner, 3600)
+            given, dead = [], []
             for job_id, result in zip(job_ids, results, strict=True):
                 job = self.jobs[job_id]
-                assert result.verdict is job.verdict()
+                assert result.verdict is job.verdict(alone)
+                if job.status is RUNNING and job.lapsed and result.verdict is not Verdict.ALONE:
+                    self.lose(job_id)
+                if result.verdict is Verdict.DEAD:
+                    dead.append(job_id)
                 if result.verdict is Verdict.RUN:
                     job.status, job.attempt, job.lapsed = RUNNING, job.attempt + 1, False
                     job.holder = job.releasable = result.lease
@@ -111,6 +144,7 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
                     given.append(result.lease)
                 elif result.verdict in ENDED_BY:
                     job.end(ENDED_BY[result.verdict])
+            self.clear_companions(dead)
             return multiple(*given)
 
         @rule(leases=st.lists(leases, max_size=3, unique_by=lambda lease: lease.job_id))
@@ -197,10 +231,13 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
 
         @rule()
         def reap(self) -> None:
-            expected = 0
-            for job in self.jobs.values():
+            expected, dead = 0, []
+            for job_id, job in self.jobs.items():
                 if job.status is RUNNING and job.lapsed:
                     verdict = job.verdict()
+                    self.lose(job_id)
+                    if verdict is Verdict.DEAD:
+                        dead.append(job_id)
                     if verdict is Verdict.RUN:
                         job.status, job.holder, job.releasable, job.lapsed = QUEUED, None, None, False
                     else:
@@ -210,6 +247,7 @@ def machine_over(ledger: Ledger, sql: Any) -> type[RuleBasedStateMachine]:
                 else:
                     continue
                 expected += 1
+            self.clear_companions(dead)
             assert ledger.reap() == expected
 
         @rule(limit=st.integers(1, 5))

@@ -17,12 +17,9 @@ DAY_S = 86_400.0
 def age(sql: Any, *job_ids: str) -> None:
     """Let these jobs have ended, or begun, long ago."""
     for job_id in job_ids:
-        sql(
-            "UPDATE jobs SET created_at = :then, queued_at = :then,"
-            " finished_at = CASE WHEN finished_at IS NULL THEN NULL ELSE :then END WHERE id = :id",
-            id=job_id,
-            then="2020-01-01 00:00:00.000000",
-        )
+        then = "2020-01-01 00:00:00.000000"
+        sql("UPDATE jobs SET created_at = :then, queued_at = :then WHERE id = :id", id=job_id, then=then)
+        sql("UPDATE jobs SET finished_at = :then WHERE id = :id AND finished_at IS NOT NULL", id=job_id, then=then)
 
 
 def dead_letter(ledger: Ledger, desk: Any) -> str:

@@ -40,6 +40,7 @@ def test_a_sample_sees_what_is_kept() -> None:
     before = Sample.take(0)
     kept = [[number] for number in range(5000)]
     after = Sample.take(1)
-    assert after.objects - before.objects >= len(kept)
-    assert after.blocks - before.blocks >= len(kept)
+    few = 500  # that others may have let go meanwhile
+    assert after.objects - before.objects > len(kept) - few
+    assert after.blocks - before.blocks > len(kept) - few
     assert after.resident_bytes > 0
