@@ -21,11 +21,11 @@ class Ahead {
   public:
     // Nothing.
     Ahead() = default;
-    // One worker's share of `count` runs of `bytes` each, at `offsets` from a base.
+    // One worker's share of `count` runs of `bytes` each, at `offsets` from a base; nothing until it is started.
     Ahead(const int64_t* offsets, int64_t count, int64_t bytes, int worker, int workers)
-        : offsets_(offsets), count_(count), bytes_(bytes), worker_(worker), workers_(workers) {}
+        : offsets_(offsets), count_(count), bytes_(bytes), worker_(worker), workers_(workers), next_(count) {}
 
-    // Begins with the first run again, on another base.
+    // Begins with the first run, on this base.
     void start(const uint8_t* base) {
         base_ = base;
         next_ = worker_;

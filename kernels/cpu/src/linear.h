@@ -26,8 +26,6 @@ constexpr int kFewRows = 5;
 constexpr int64_t kNearBytes = 4 * 1024, kFarBytes = 16 * 1024;
 constexpr int64_t kCachedBytes = 512 * 1024; // of activations that pass by all tiles together: they stay in the L2 cache
 
-HEADRACE_INLINE void prefetch_l2(const uint8_t* at) { __builtin_prefetch(at, 0, 2); }
-
 // From `at` on, a line is fetched with each step of so many groups.
 struct Fetch {
     const uint8_t* at;
@@ -55,13 +53,13 @@ template <class Of, int kRows, bool kAlone> struct Cursor {
 
     HEADRACE_INLINE void fetch() {
         if constexpr (!kAlone) {
-            prefetch_l2(ahead);
+            prefetch(ahead);
             ahead += kLineBytes;
         } else if constexpr (Of::kGrouped || kRows <= kFewRows) {
-            prefetch_l2(step + kNearBytes);
+            prefetch(step + kNearBytes);
         } else {
-            prefetch_l2(step + kFarBytes);
-            prefetch_l2(step + kFarBytes + kStepBytes / 2);
+            prefetch(step + kFarBytes);
+            prefetch(step + kFarBytes + kStepBytes / 2);
         }
     }
 

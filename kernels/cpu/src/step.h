@@ -63,11 +63,10 @@ template <class T> class StepWalk {
   public:
     // `share` is what this worker computes, with all of `team`.
     StepWalk(Step& step, Team& team, int worker, StepShare& share)
-        : step_(step), model_(step.model), team_(team), worker_(worker), share_(share),
+        : step_(step), model_(step.model), team_(team), worker_(worker), member_(team.size() > 1 ? worker : 0), share_(share),
           rows_{share.begin, share.end}, watch_(step, worker), residual_(step.residual.as<float>()),
           attended_(step.attended.as<Element>()), gated_(step.gated.as<Element>()),
-          kv_ahead_(share.pages.data(), int64_t(share.pages.size()), model_.layer_bytes, team.size() > 1 ? worker : 0,
-                    team.size()) {}
+          kv_ahead_(share.pages.data(), int64_t(share.pages.size()), model_.layer_bytes, member_, team.size()) {}
 
     void layers() {
         kv_ahead_.start(step_.kv);
@@ -128,7 +127,7 @@ template <class T> class StepWalk {
         end(Phase::kRotary);
 
         AttentionLayer attention{qkv, kv, attended_, q_stride, queries, model_.scale, heads.is_float};
-        attend(share_.plan, share_.shape, heads, attention, team_, team_.size() > 1 ? worker_ : 0);
+        attend(share_.plan, share_.shape, heads, attention, team_, member_);
         end(Phase::kAttention);
 
         if (index + 1 < model_.layers) {
@@ -152,7 +151,7 @@ template <class T> class StepWalk {
     void keep_sampled(int64_t queries) {
         const std::vector<int32_t>& kept = share_.kept;
         if (int64_t(kept.size()) == rows_.end - rows_.begin) return;
-        if (worker_ == 0 || team_.size() == 1) {
+        if (member_ == 0) {
             for (size_t i = 0; i < kept.size(); i++) { // in ascending order: row kept[i] is still whole
                 const int64_t to = rows_.begin + int64_t(i);
                 std::memmove(residual_ + to * model_.hidden, residual_ + kept[i] * model_.hidden,
@@ -262,7 +261,8 @@ template <class T> class StepWalk {
     Step& step_;
     const StepModel& model_;
     Team& team_;
-    const int worker_;
+    const int worker_; // of the step
+    const int member_; // of the team
     StepShare& share_;
     Rows rows_; // of the share; after the last attention those that are sampled
     Stopwatch watch_;
