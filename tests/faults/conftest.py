@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,10 +29,9 @@ def start_worker(workplace: Workplace) -> Callable[..., WorkerProcess]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres_server(postgres_home: Path) -> Iterator[PostgresServer]:
     """A PostgreSQL server that may be harmed; it runs when a test begins."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
-    server = PostgresServer(tmp_path_factory.mktemp("harmed") / "pg")
+    server = PostgresServer(postgres_home / "harmed")
     server.start()
     yield server
     server.kill()

@@ -81,9 +81,12 @@ def test_the_api_is_struck(stage: Stage, point: str, number: signal.Signals) -> 
 @at(IN_DOOR[2:], "after publish")
 def test_a_relay_is_killed(stage: Stage, point: str) -> None:
     """Whichever process carries the message to the broker, it dies as it does."""
-    pid = stage.strike(point, Strike.KILL, lambda: stage.submit(JOBS))
-    eventually(lambda: state_of(pid) in "ZX", 5, "it is dead")
-    stage.replace_the_dead()
+    stage.points.arm(point, Strike.KILL)
+    with stage.submitting(JOBS) as submission:
+        pid = eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
+        eventually(lambda: state_of(pid) in "ZX", 5, "it is dead")
+        stage.replace_the_dead()
+    submission.result()
     stage.assert_clean()
 
 

@@ -83,7 +83,8 @@ def test_it_passes_the_same_tests(installed: Path, python: str, tmp_path: Path) 
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     tests = [f"tests/unit/{name}" for name in CONTRACTS]
-    told = run(installed, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=tmp_path)
+    options = ("-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base"))
+    told = run(installed, python, "-m", "pytest", *options, *tests, cwd=tmp_path)
     counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|skipped|failed)", told.splitlines()[-1])}
     assert counts["passed"] > 100
     assert counts["skipped"] > 0
