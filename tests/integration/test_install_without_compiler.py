@@ -18,7 +18,7 @@ PACKAGES = ("api", "cli", "engine", "kernels", "ledger", "migrations", "settings
 CONTRACTS = (
     "kernels/test_attention.py",
     "kernels/test_operations.py",
-    "kernels/test_sampling.py",
+    "kernels/sampling",
     "engine/test_models.py",
 )
 """Tests that every implementation of the kernels and of the model passes."""

@@ -17,6 +17,7 @@ from kernels.sampling import Sampled
 
 PAGE_BYTES = 4 * 1024
 """Of the fake model, with pages of 4 tokens."""
+ENDLESS = {"max_tokens": 500}
 
 
 @dataclass
@@ -110,8 +111,8 @@ class Bench:
 
 
 def make_bench(model: FakeModel | None = None, pages: int = 1000, clock: Clock | None = None, **config: Any) -> Bench:
-    model = model or FakeModel()
     """An engine with `pages` pages of 4 tokens, and a context that just fits."""
+    model = model or FakeModel()
     settings: dict[str, Any] = {
         "page_size": 4,
         "kv_cache_bytes": pages * PAGE_BYTES,
