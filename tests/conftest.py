@@ -149,7 +149,9 @@ def postgres_home() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="headrace-postgres-") as name:
         home = Path(name)
         home.chmod(0o755)
-        os.environ.setdefault("XDG_RUNTIME_DIR", name)
+        runtime = home / "run"
+        runtime.mkdir(0o700)
+        os.environ.setdefault("XDG_RUNTIME_DIR", str(runtime))
         yield home
 
 

@@ -138,6 +138,11 @@ class Stage:
         if self.api.process.poll() is not None:
             self.restart_api()
 
+    def wait_ended(self, pid: int, within_s: float) -> None:
+        """Until all threads of one of the troupe have gone; its first may be a zombie before that."""
+        troupe = (self.api.process, *(worker.process for worker in self.place.workers))
+        next(process for process in troupe if process.pid == pid).wait(within_s)
+
     def all_ready(self) -> None:
         for worker in self.workers:
             worker.wait_ready(40)

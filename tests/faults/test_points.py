@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.points import SUBMISSION, WORK, Strike
-from tests.faults.stage import LEASE_S, Stage, go_on, state_of
+from tests.faults.stage import LEASE_S, Stage, go_on
 from tests.workers import eventually
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def test_a_worker_is_killed(stage: Stage, point: str) -> None:
     All come over HTTP: a raw message may be lost with the worker that is just reading it, see `docs/operations.md`.
     """
     pid = stage.strike(point, Strike.KILL, lambda: stage.submit(JOBS))
-    eventually(lambda: state_of(pid) in "ZX", 5, "it is dead")
+    stage.wait_ended(pid, 5)
     assert max(job.attempt for job in stage.assert_clean()) <= 2
 
 
@@ -57,7 +57,7 @@ def test_a_worker_is_told_to_leave(stage: Stage, point: str) -> None:
     """celery 4354, celery 3802, kombu 1836: a warm shutdown loses jobs, or runs them again."""
     pid = stage.strike(point, Strike.TERM, both_ways(stage))
     assert {job.attempt for job in stage.assert_clean()} == {1}
-    eventually(lambda: state_of(pid) in "ZX", 20, "it has left")
+    stage.wait_ended(pid, 20)
 
 
 @at(IN_DOOR, "after submit")
@@ -84,7 +84,7 @@ def test_a_relay_is_killed(stage: Stage, point: str) -> None:
     stage.points.arm(point, Strike.KILL)
     with stage.submitting(JOBS) as submission:
         pid = eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
-        eventually(lambda: state_of(pid) in "ZX", 5, "it is dead")
+        stage.wait_ended(pid, 5)
         stage.replace_the_dead()
     submission.result()
     stage.assert_clean()
