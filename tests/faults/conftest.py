@@ -28,6 +28,13 @@ def start_worker(workplace: Workplace) -> Callable[..., WorkerProcess]:
     return workplace.start_worker
 
 
+@pytest.fixture
+def on_postgres(request: pytest.FixtureRequest) -> None:
+    """The test is about PostgreSQL alone. To be named before what starts a server."""
+    if request.config.getoption("--database") != "postgres":
+        pytest.skip("of PostgreSQL: run with --database postgres")
+
+
 @pytest.fixture(scope="session")
 def postgres_server(postgres_home: Path) -> Iterator[PostgresServer]:
     """A PostgreSQL server that may be harmed; it runs when a test begins."""

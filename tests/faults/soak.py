@@ -233,7 +233,8 @@ def soak(asked: argparse.Namespace, home: Path) -> Report:
     report = Report(asked.seed, asked.broker, asked.database)
     (home / "broker").mkdir()
     home.chmod(0o755)  # PostgreSQL doesn't run as root, and has to reach its data
-    os.environ.setdefault("XDG_RUNTIME_DIR", str(home))
+    (home / "run").mkdir(mode=0o700)
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(home / "run"))
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     broker = Broker(asked.broker, home / "broker")
     broker.start()

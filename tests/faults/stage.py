@@ -92,13 +92,18 @@ class Stage:
         place = Workplace.open(broker.url, database_url, home)
         directory = home / "points"
         directory.mkdir()
+        witness = Witness(database_url)
         api = ApiProcess(api_environment(place, directory), home / "api.log", free_port())
         client = Client(api.url, retries=20)
         settings = {"WORKER__LEASE_S": LEASE_S, "WORKER__DRAIN_S": 5, **worker_settings}
-        stage = cls(broker, place, Points(directory), Witness(database_url), postgres, api, client, settings)
-        for _ in range(workers):
-            stage.start_worker()
-        stage.all_ready()
+        stage = cls(broker, place, Points(directory), witness, postgres, api, client, settings)
+        try:
+            for _ in range(workers):
+                stage.start_worker()
+            stage.all_ready()
+        except BaseException:
+            stage.close()
+            raise
         return stage
 
     def close(self) -> None:

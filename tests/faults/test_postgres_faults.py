@@ -18,13 +18,7 @@ from tests.faults.postgres import PostgresServer
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def on_postgres(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--database") != "postgres":
-        pytest.skip("of PostgreSQL: run with --database postgres")
-
-
-def test_a_deadlock_is_run_again(postgres_server: PostgresServer, on_postgres: None) -> None:
+def test_a_deadlock_is_run_again(on_postgres: None, postgres_server: PostgresServer) -> None:
     """An administrator's session holds one job's row and wants another's, which a batch of commits holds."""
     url = new_postgres_database(postgres_server.url())
     upgrade(url)
