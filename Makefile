@@ -17,9 +17,8 @@ demo: $(VENV)/.served ## Install, start everything embedded, run 16 jobs, stop
 
 install: $(VENV)/.tested ## Install what serving and testing need into .venv
 
-test: check redis-server ## The checks, then the whole suite, then again on Redis and PostgreSQL what touches them
-	$(BIN)/python -m pytest -q
-	$(BIN)/python -m pytest -q tests/unit/ledger tests/integration tests/faults --database postgres --broker redis
+test: check redis-server ## The checks, then the whole suite, and again on Redis and PostgreSQL what touches them
+	$(BIN)/python -m tests.lanes
 
 faults: $(VENV)/.tested redis-server ## Every fault at every point of a job's life, on both brokers and both databases
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/faults
@@ -68,7 +67,7 @@ sanitize: build/sanitize-address build/sanitize-thread ## The CPU library's C++ 
 
 NATIVE := $(wildcard kernels/cpu/src/*.cpp tests/native/*.cpp)
 NATIVE_HEADERS := $(wildcard kernels/cpu/src/*.h tests/native/*.h)
-SANITIZED = $(CXX) -std=c++17 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -pthread -Ikernels/cpu/src -fno-sanitize-recover=all
+SANITIZED = $(CXX) -std=c++17 -O0 -g1 -ffp-contract=off -fno-omit-frame-pointer -pthread -Ikernels/cpu/src -fno-sanitize-recover=all
 
 build/sanitize-address: $(NATIVE:%.cpp=build/address/%.o)
 	$(SANITIZED) -fsanitize=address,undefined $^ -o $@

@@ -40,6 +40,11 @@ class Bench:
     quick: bool = False
     console: Console = field(default_factory=lambda: Console(highlight=False))
 
+    @property
+    def turns(self) -> range:
+        """The rounds by number. Round -1 warms up and isn't counted; a quick run has none."""
+        return range(0 if self.quick else -1, self.rounds)
+
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False)
 

@@ -35,7 +35,7 @@ def measure(bench: Bench) -> None:
         part.sides["jobs"] = SideResult(
             "Celery jobs through the whole of Headrace", {"versions": versions(), "settings": settings}
         )
-        for number in range(-1, bench.rounds):
+        for number in bench.turns:
             quiet = bench.quiet()
             with sides.turn(spec.name) as side:
                 alone = bench.work.w1.max_tokens * len(bench.work.w1.prompts) / run(side, bench.work.w1)["seconds"]

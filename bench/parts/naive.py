@@ -42,7 +42,7 @@ def measure(bench: Bench) -> None:
     ):
         part.sides["naive"] = SideResult("Celery and `transformers`, one job at a time", naive_facts(naive))
         part.sides["headrace"] = SideResult("Headrace", headrace_facts(stack))
-        for number in range(-1, bench.rounds):
+        for number in bench.turns:
             work = make_workload(encode, jobs if number >= 0 else 2, new if number >= 0 else 4, number)
             quiet = bench.quiet()
             slow = run_naive(naive, work.subset(min(NAIVE_JOBS, len(work.prompts)))) | {"busy": quiet.busy}

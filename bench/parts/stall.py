@@ -12,6 +12,7 @@ STEADY = 16
 """Requests that decode all the while."""
 STEADY_PROMPT_TOKENS = 64
 LONG_PROMPT_TOKENS = 1536
+QUICK_PROMPT_TOKENS = 256
 LONG_OUTPUT_TOKENS = 8
 LONG_PROMPTS = 8
 FIRST_LONG_S = 1.0
@@ -28,10 +29,11 @@ def measure(bench: Bench) -> None:
             for suffix, share in (("-capped", CAPPED_SHARE), ("-uncapped", 1.0))
         ]
     )
-    arrivals = _arrivals(bench)
+    long_tokens = QUICK_PROMPT_TOKENS if bench.quick else LONG_PROMPT_TOKENS
+    arrivals = _arrivals(bench, long_tokens)
     part = Part()
     with Sides(specs) as sides:
-        for number in range(-1, bench.rounds):
+        for number in bench.turns:
             for name in sides.names:
                 quiet = bench.quiet()
                 try:
@@ -46,13 +48,13 @@ def measure(bench: Bench) -> None:
     part.facts = bench.facts(
         steady=STEADY,
         long_prompts=len(arrivals) - STEADY,
-        long_prompt_tokens=LONG_PROMPT_TOKENS,
+        long_prompt_tokens=long_tokens,
         failed=sides.failed,
     )
     bench.results.record("stall", part)
 
 
-def _arrivals(bench: Bench) -> list[Arrival]:
+def _arrivals(bench: Bench, long_tokens: int) -> list[Arrival]:
     text = [token for prompt in bench.work.w1.prompts for token in prompt] * 8
     room = MAX_SEQ_TOKENS - STEADY_PROMPT_TOKENS - 1
     steady: list[Arrival] = [
@@ -62,7 +64,7 @@ def _arrivals(bench: Bench) -> list[Arrival]:
     long: list[Arrival] = [
         {
             "at_s": FIRST_LONG_S + number * LONG_INTERVAL_S,
-            "prompt": _piece(text, number, LONG_PROMPT_TOKENS),
+            "prompt": _piece(text, number, long_tokens),
             "max_tokens": LONG_OUTPUT_TOKENS,
             "awaited": True,
         }

@@ -15,7 +15,7 @@ def measure(bench: Bench) -> None:
     specs = bench.chosen(bench.roster.servers())
     part = Part()
     failed: dict[str, str] = {}
-    for number in range(-1, bench.rounds):
+    for number in bench.turns:
         for spec in specs:
             if spec.name in failed:
                 continue

@@ -115,7 +115,7 @@ def make_bench(model: FakeModel | None = None, pages: int = 1000, clock: Clock |
     model = model or FakeModel()
     settings: dict[str, Any] = {
         "page_size": 4,
-        "kv_cache_bytes": pages * PAGE_BYTES,
+        "kv_cache_bytes": pages * 4 * model.info.kv_bytes_per_token,
         "max_seq_len": min(4096, 4 * pages),
         "warm_up": False,
         **config,

@@ -1,0 +1,62 @@
+"""`make test` runs the suite in lanes side by side: none of their output is lost, nor a failure, nor a Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lanes import LANES, PROCESSES
+
+ROOT = Path(__file__).parents[2]
+RUN = "import json, sys; from tests.lanes import run; sys.exit(run(json.loads(sys.argv[1])))"
+IMPORTS = "import pathlib, sys, time\n"
+WAIT = "\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('cleans up')\n    sys.exit(2)"
+
+
+def start(lanes: dict[str, list[str]]) -> subprocess.Popen[str]:
+    """A process that runs lanes of Python programs."""
+    commands = {name: [[sys.executable, "-c", IMPORTS + code] for code in codes] for name, codes in lanes.items()}
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, json.dumps(commands)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_one_lane_is_shown_after_the_other() -> None:
+    process = start({"a": ["print('a1')", "time.sleep(0.5); print('a2')"], "b": ["print('b1')", "print('b2')"]})
+    told, _ = process.communicate(timeout=30)
+    assert told.split() == ["a1", "a2", "==", "b", "b1", "b2"]
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("at", ["a", "b"])
+def test_a_failure_in_any_lane_is_told_and_the_rest_still_runs(at: str) -> None:
+    process = start({name: ["sys.exit(3)" if name == at else "0", f"print('{name}2')"] for name in "ab"})
+    told, _ = process.communicate(timeout=30)
+    assert told.split() == ["a2", "==", "b", "b2"]
+    assert process.returncode == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_lanes_and_starts_nothing_more(number: signal.Signals, tmp_path: Path) -> None:
+    ready = f"pathlib.Path({str(tmp_path / 'ready')!r})"
+    first = f"try:\n    while not {ready}.exists(): time.sleep(0.01)\n    print('waits', flush=True)" + WAIT
+    second = f"try:\n    {ready}.touch()" + WAIT
+    process = start({"a": [first, "print('never')"], "b": [second, "print('never')"]})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=30)
+    assert told.split("\n") == ["cleans up", "", "== b", "cleans up", ""]
+    assert process.returncode == 130
+
+
+def test_the_lanes_hold_every_folder_of_tests() -> None:
+    [computes], processes = LANES.values()
+    assert computes[0] == "tests"
+    assert {place.removeprefix("--ignore=") for place in computes[1:]} == set(PROCESSES) <= set(processes[0])
+    assert all((ROOT / place).is_dir() for place in PROCESSES)

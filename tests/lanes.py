@@ -1,0 +1,127 @@
+"""The whole suite in two lanes side by side: what computes, and what starts processes and waits for them.
+
+`python -m tests.lanes` shows the first lane while it runs, and then the other one. Arguments go to every pytest.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+PYTEST = (sys.executable, "-m", "pytest", "-q")
+PROCESSES = ("tests/integration", "tests/faults")
+LANES = {
+    "what computes": [("tests", *(f"--ignore={place}" for place in PROCESSES))],
+    "what starts processes, then again on Redis and PostgreSQL": [
+        PROCESSES,
+        ("tests/unit/ledger", *PROCESSES, "--database", "postgres", "--broker", "redis"),
+    ],
+}
+POLL_S = 0.1
+
+
+class Lane:
+    """Commands that run one after the other; `status` is the first one's that failed, or 0."""
+
+    def __init__(self, name: str, commands: Sequence[Sequence[str]], log: Path | None) -> None:
+        """Output goes to `log`, or where this process's goes."""
+        self.name = name
+        self.commands = commands
+        self.log = log
+        self.status = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._lock = threading.RLock()
+        self._thread = threading.Thread(target=self._run, name=name)
+        if log is not None:
+            log.touch()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self, number: signal.Signals) -> None:
+        """Pass a signal on to the command that runs, and start no other one."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    self._process.send_signal(number)
+
+    def follow(self) -> None:
+        """Return when the lane is over; until then copy its log, if it has one, to this process's output."""
+        if self.log is None:
+            while not self.is_over:
+                self._thread.join(POLL_S)
+            return
+        print(f"\n== {self.name}", flush=True)
+        with self.log.open("rb") as lines:
+            over = False
+            while not over:
+                over = self.is_over
+                sys.stdout.buffer.write(lines.read())
+                sys.stdout.buffer.flush()
+                self._thread.join(POLL_S)
+
+    def _run(self) -> None:
+        output = None if self.log is None else self.log.open("ab")
+        for command in self.commands:
+            with self._lock:
+                if self._stopped:
+                    break
+                self._process = subprocess.Popen(
+                    command, stdout=output, stderr=subprocess.STDOUT if output else None, start_new_session=True
+                )
+            self.status = self._process.wait() or self.status
+        if output is not None:
+            output.close()
+
+
+def run(lanes: dict[str, Sequence[Sequence[str]]]) -> int:
+    """Run lanes side by side and return the status to exit with. Ctrl-C interrupts all of them, a second one kills."""
+    interrupts = 0
+    with tempfile.TemporaryDirectory(prefix="headrace-lanes-") as place:
+        running = [
+            Lane(name, commands, Path(place) / f"{number}.log" if number else None)
+            for number, (name, commands) in enumerate(lanes.items())
+        ]
+
+        def end_all(number: int, frame: FrameType | None) -> None:
+            nonlocal interrupts
+            interrupts += 1
+            for lane in running:
+                lane.end(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, end_all)
+        for lane in running:
+            lane.start()
+        for lane in running:
+            lane.follow()
+    if interrupts:
+        return 128 + signal.SIGINT
+    return next((lane.status for lane in running if lane.status), 0)
+
+
+def main() -> None:
+    began_s = time.monotonic()
+    status = run({name: [(*PYTEST, *part, *sys.argv[1:]) for part in parts] for name, parts in LANES.items()})
+    print(
+        f"\nthe whole suite: {'passed' if status == 0 else 'FAILED'}, {(time.monotonic() - began_s) / 60:.1f} minutes"
+    )
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
