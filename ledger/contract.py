@@ -49,12 +49,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A delivery that wants to run. `request` is given for a raw Celery message, which has no row yet."""
+    """A delivery that wants to run. `request` is given for a raw Celery message, which has no row yet.
+
+    The job of a raw message counts as accepted when its id was made, if the id tells.
+    """
 
     job_id: str
     request: JobRequest | None = None
-    age_s: float = 0.0
-    """For a raw message: how long ago it was sent, as far as its id tells. The job counts as accepted then."""
     alone: bool = False
     """Whether the claimer runs nothing else and will run nothing else beside it."""
 

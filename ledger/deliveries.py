@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from headrace.contract import JobRequest, Reason
+from headrace.contract import JobRequest, Reason, id_age_s
 from pydantic import ValidationError
 from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.engine import Connection
@@ -155,7 +155,7 @@ def _write_raw(
     new = {}
     for job_id, seeded in requests.items():
         asked = claims[job_id].request or seeded
-        row = new_row(job_id, asked, seeded, now - timedelta(seconds=claims[job_id].age_s))
+        row = new_row(job_id, asked, seeded, now - timedelta(seconds=id_age_s(job_id, now.timestamp())))
         runs = job_id not in heard and (row["deadline"] is None or row["deadline"] > now)
         new[job_id] = row | {
             "cancel_requested": job_id in heard,

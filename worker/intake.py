@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.contract import JobId, JobRequest, Name, Reason, id_age_s, new_job_id
+from headrace.contract import JobId, JobRequest, Name, Reason, new_job_id
 from pydantic import TypeAdapter, ValidationError
 
 from ledger.contract import Claim
@@ -45,7 +45,7 @@ def read_claim(task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], mod
         raise Malformed(Reason.MODEL_NOT_FOUND, f"model {request.model!r} is not on this queue", request.model)
     if not is_job_id(task_id):
         raise Malformed(Reason.INVALID_REQUEST, "the task's id is not a valid job id", request.model)
-    return Claim(task_id, request, id_age_s(task_id))
+    return Claim(task_id, request)
 
 
 def is_job_id(value: object) -> bool:

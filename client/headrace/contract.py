@@ -323,15 +323,15 @@ def new_job_id(now_s: float | None = None) -> str:
     return str(uuid.UUID(int=value))
 
 
-def id_age_s(job_id: str, now_s: float | None = None) -> float:
-    """Seconds since the id was made, if it is one of `new_job_id`'s, by this machine's clock; else 0."""
+def id_age_s(job_id: str, now_s: float) -> float:
+    """Seconds from the id's making, by its maker's clock, to `now_s` (Unix time); 0 if it is none of `new_job_id`'s."""
     try:
         made = uuid.UUID(job_id)
     except ValueError:
         return 0.0
     if made.version != 7:
         return 0.0
-    age_s = (time.time() if now_s is None else now_s) - (made.int >> 80) / 1000
+    age_s = now_s - (made.int >> 80) / 1000
     return age_s if 0.0 <= age_s <= MOST_AGE_S else 0.0
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from headrace import HeadraceError
 from headrace.contract import JobStatus
 
+from ledger.contract import LedgerUnavailable
 from ledger.migrate import upgrade
 from settings import WorkerSettings
 from tests.conftest import Broker, new_postgres_database
@@ -34,6 +35,7 @@ from tests.faults.postgres import PostgresServer
 from tests.faults.stage import Stage, go_on
 from tests.faults.test_broker_faults import crashed, cut_off, demoted, frozen, full, wiped
 from tests.faults.witness import contradictions
+from tests.workers import WorkerProcess
 
 WORKERS = 2
 BETWEEN_S = 1.0
@@ -43,7 +45,11 @@ KILL_RECOVERY_S = LEASE_S + 2.0
 RETURN_RECOVERY_S = 5.0
 BACKLOG = 64
 """Jobs that are under way at once."""
+SLOTS = 8
+"""Of them in one worker: what dies with it is little beside what waits."""
 END_WITHIN_S = 120.0
+MAX_ATTEMPTS = 100
+"""Of the jobs, which are all innocent of the deaths that they see."""
 
 
 @dataclass
@@ -105,38 +111,39 @@ class Soak:
 
     def _load(self, jobs: int | None, until_s: float) -> None:
         while (jobs is None or len(self._stage.accepted) < jobs) and time.monotonic() < until_s:
-            counts = self._stage.place.ledger.counts().get("fake", {})
-            if sum(count for status, count in counts.items() if not status.terminal) >= BACKLOG:
-                time.sleep(0.05)
-                continue
-            with contextlib.suppress(HeadraceError):  # not accepted: nobody was promised anything
-                self._stage.submit(1, max_tokens=self._random.choice((4, 24, 60)), max_attempts=10)
+            with contextlib.suppress(LedgerUnavailable, HeadraceError):  # not accepted: nobody was promised anything
+                counts = self._stage.place.ledger.counts().get("fake", {})
+                if sum(count for status, count in counts.items() if not status.terminal) >= BACKLOG:
+                    time.sleep(0.05)
+                    continue
+                self._stage.submit(1, max_tokens=self._random.choice((4, 24, 60)), max_attempts=MAX_ATTEMPTS)
 
     # -- faults --------------------------------------------------------------------------------
 
     def _inject(self, fault: str) -> None:
+        """Do that to somebody; a worker that isn't ready yet is let be."""
+        if fault in WORKERS_FAULTS:
+            ready = [worker for worker in self._stage.workers if "ready." in worker.log]
+            if not ready:
+                return
+            act: Callable[[WorkerProcess], None] = getattr(self, f"_{fault}")
+            act(self._random.choice(ready))
+        else:
+            getattr(self, f"_{fault}")()
         self._report.faults[fault] += 1
-        action: Callable[[], None] = getattr(self, f"_{fault}")
-        action()
 
-    def _kill(self) -> None:
-        workers = [worker for worker in self._stage.workers if "ready." in worker.log]
-        if workers:
-            worker = self._random.choice(workers)
-            worker.process.kill()
-            worker.process.wait(10)
-            self._killed.append((worker.node, time.time()))
+    def _kill(self, worker: WorkerProcess) -> None:
+        worker.process.kill()
+        worker.process.wait(10)
+        self._killed.append((worker.node, time.time()))
 
-    def _leave(self) -> None:
-        if workers := [worker for worker in self._stage.workers if "ready." in worker.log]:
-            self._random.choice(workers).signal(signal.SIGTERM)
+    def _leave(self, worker: WorkerProcess) -> None:
+        worker.signal(signal.SIGTERM)
 
-    def _sleep(self) -> None:
-        if workers := [worker for worker in self._stage.workers if "ready." in worker.log]:
-            pid = self._random.choice(workers).process.pid
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(LEASE_S + 1)
-            go_on(pid)
+    def _sleep(self, worker: WorkerProcess) -> None:
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        time.sleep(LEASE_S + 1)
+        go_on(worker.process.pid)
 
     def _api(self) -> None:
         self._stage.api.process.kill()
@@ -208,6 +215,7 @@ class Soak:
             self._report.wrong.append(str(error)[:500])
 
 
+WORKERS_FAULTS = ("kill", "leave", "sleep")
 MIXED = ("kill", "kill", "leave", "sleep", "api", "broker", "database")
 
 
@@ -244,7 +252,8 @@ def soak(asked: argparse.Namespace, home: Path) -> Report:
         server.start()
         url = new_postgres_database(server.url())
     upgrade(url)
-    stage = Stage.open(broker, url, home, server, workers=WORKERS, WORKER__LEASE_S=LEASE_S)
+    settings = {"WORKER__LEASE_S": LEASE_S, "MODEL__MAX_NUM_SEQS": SLOTS}
+    stage = Stage.open(broker, url, home, server, workers=WORKERS, **settings)
     try:
         faults = ("kill",) if asked.faults == "kill" else MIXED
         Soak(stage, report).run(asked.jobs, time.monotonic() + 60 * asked.minutes, faults)

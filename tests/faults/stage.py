@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,22 +120,22 @@ class Stage:
         """Those that live."""
         return [worker for worker in self.place.workers if worker.process.poll() is None]
 
-    def start_worker(self) -> WorkerProcess:
+    def start_worker(self, environ: Mapping[str, str] | None = None) -> WorkerProcess:
         """One more, which isn't waited for."""
         return self.place.start_worker(
             f"w{next(self._numbers)}",
             step_s=0.01,
             extra=("-I", "tests.faults.points"),
             ready=False,
-            environ={VARIABLE: str(self.points.directory)},
+            environ={VARIABLE: str(self.points.directory), **(environ or {})},
             **self.worker_settings,
         )
 
-    def restart_api(self) -> None:
+    def restart_api(self, environ: Mapping[str, str] | None = None) -> None:
         """On the same port, as a service manager does."""
         self.api.kill()
         env = api_environment(self.place, self.points.directory)
-        self.api = ApiProcess(env, self.api.log_path, httpx.URL(self.api.url).port or 0)
+        self.api = ApiProcess({**env, **(environ or {})}, self.api.log_path, httpx.URL(self.api.url).port or 0)
 
     def replace_the_dead(self, count: int = 2) -> None:
         for _ in range(count - len(self.workers)):

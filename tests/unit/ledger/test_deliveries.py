@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from headrace.contract import JobRequest, JobStatus, Reason
+from headrace.contract import JobRequest, JobStatus, Reason, new_job_id
 
 from ledger import Ledger, deliveries
 from ledger.contract import Claim, Lease, Outcome, Retention, Verdict
@@ -151,6 +152,20 @@ def test_a_raw_message_past_its_deadline_expires(ledger: Ledger) -> None:
     late = RAW.model_copy(update={"deadline": ledger.now()})
     assert ledger.claim([Claim("raw-1", late)], "w", 30)[0].verdict is Verdict.EXPIRED
     assert ledger.get("raw-1").status is JobStatus.EXPIRED
+
+
+def test_a_raw_message_is_as_old_as_its_id_says_by_the_databases_clock(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose own clock is wrong makes no message look old."""
+    now_s = ledger.now().timestamp()
+    monkeypatch.setattr(time, "time", lambda: now_s + 3600)
+    late, early = new_job_id(now_s - 40), new_job_id(now_s - 10)
+    request = RAW.model_copy(update={"ttl_s": 30})
+    expired, runs = ledger.claim([Claim(late, request), Claim(early, request)], "w", 30)
+    assert (expired.verdict, runs.verdict) == (Verdict.EXPIRED, Verdict.RUN)
+    assert 10 <= runs.queued_s < 15
+    assert 15 < runs.remaining_s <= 20
 
 
 @pytest.mark.parametrize("together", [True, False])
