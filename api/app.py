@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import errors, openapi
 from api.door import open_door
+from api.hosts import LocalNames
 from api.metrics import CountRequests, Metrics
 from api.routes import dead_letters, events, health, jobs, models
 from settings import Settings
@@ -60,4 +61,6 @@ def create_app(settings: Settings) -> FastAPI:
     openapi.install(app, JobRequest)
     app.add_middleware(CountRequests, metrics=metrics)
     app.add_middleware(WithoutSlash)
+    if settings.api.is_local:
+        app.add_middleware(LocalNames)
     return app

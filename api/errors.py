@@ -48,7 +48,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 _MEANING = {
     400: "The request is wrong: `param` names the field, `message` says what is wrong with it",
     401: "The server asks for an API key, and there is no valid one",
-    403: "The API key lacks the scope, or is another tenant's",
+    403: "The API key lacks the scope, or is another tenant's; or the request is for another machine's name",
     404: "Unknown job or model",
     409: "The job's state, or the idempotency key, forbids it",
     413: "The body is too large",

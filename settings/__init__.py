@@ -106,7 +106,12 @@ class ApiSettings(BaseModel):
     @property
     def needs_keys(self) -> bool:
         """Whether a request without a valid API key is refused."""
-        return self.auth == "keys" or (self.auth == "auto" and not is_loopback(self.host))
+        return self.auth == "keys" or (self.auth == "auto" and not self.is_local)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody is asked for a key because only this machine is served."""
+        return self.auth == "auto" and is_loopback(self.host)
 
 
 class QueueSettings(BaseModel):

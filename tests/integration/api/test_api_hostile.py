@@ -38,6 +38,15 @@ OK = {"model": "bytes", "prompt": "x"}
 JSON = {"content-type": "application/json"}
 
 
+def test_a_page_whose_name_was_pointed_at_this_machine_gets_nothing(http: httpx.Client) -> None:
+    """DNS rebinding: the browser takes the door for the page's own site, and lets it read the answers."""
+    evil = {"host": "evil.example:8000"}
+    before = http.get("/v1/jobs", headers={"host": "localhost:8000"}).json()
+    for response in (http.get("/v1/jobs", headers=evil), http.post("/v1/jobs", json=OK, headers=evil)):
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "unknown_host")
+    assert http.get("/v1/jobs").json() == before
+
+
 def refusal(response: httpx.Response) -> dict[str, Any]:
     found: dict[str, Any] = response.json()["error"]
     assert set(found) == {"message", "type", "param", "code"}
