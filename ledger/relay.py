@@ -25,8 +25,8 @@ TEND_S = 1.0
 PRUNE_S = 60.0
 """Between two looks for what is to be forgotten."""
 KEPT_FOR_GOOD = Retention()
-TERM_S = 5.0
-"""A relay that has died is replaced as the elected one after this long."""
+TERM_S = 3.0
+"""A relay that has died is replaced as the elected one after this long. Leases that are shorter are reaped later."""
 GRACE_S = 5.0
 """After the database was away, workers have this long to renew leases that ran out meanwhile, before they count."""
 LATE_S = 1.0
