@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 TOKENS ?= 10000000
 BIN    := $(VENV)/bin
+SANITIZERS := run-sanitize-address run-sanitize-thread
 INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test faults soak quick check audit lint-fix bench-peers bench long-run sanitize redis-server
+.PHONY: help demo install test faults soak quick check audit lint-fix bench-peers bench long-run sanitize $(SANITIZERS) redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,12 +62,14 @@ bench: $(VENV)/.tested ## Headrace beside what people run today; writes bench/RE
 long-run: $(VENV)/.tested ## Ten million tokens (TOKENS=...) through the engine, whose memory must not grow
 	$(BIN)/python -m bench.endurance --tokens $(TOKENS)
 
-sanitize: build/sanitize-address build/sanitize-thread ## The CPU library's C++ under the address, undefined-behaviour and thread sanitizers
-	build/sanitize-address
-	build/sanitize-thread
+sanitize: $(SANITIZERS) ## The CPU library's C++ under the address, undefined-behaviour and thread sanitizers
+
+$(SANITIZERS): run-sanitize-%: build/sanitize-%
+	$<
 
 NATIVE := $(wildcard kernels/cpu/src/*.cpp tests/native/*.cpp)
 NATIVE_HEADERS := $(wildcard kernels/cpu/src/*.h tests/native/*.h)
+# Without optimisation and with line numbers only: that builds in a third of the time, and the sanitizers see no less.
 SANITIZED = $(CXX) -std=c++17 -O0 -g1 -ffp-contract=off -fno-omit-frame-pointer -pthread -Ikernels/cpu/src -fno-sanitize-recover=all
 
 build/sanitize-address: $(NATIVE:%.cpp=build/address/%.o)

@@ -1,4 +1,4 @@
-"""The whole suite in two lanes side by side: what computes, and what starts processes and waits for them.
+"""The whole suite in two lanes side by side, which take about as long: one computes, the other waits for processes.
 
 `python -m tests.lanes` shows the first lane while it runs, and then the other one. Arguments go to every pytest.
 """
@@ -18,12 +18,13 @@ from types import FrameType
 
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 PROCESSES = ("tests/integration", "tests/faults")
+ON_SERVERS = ("--database", "postgres", "--broker", "redis")
 LANES = {
-    "what computes": [("tests", *(f"--ignore={place}" for place in PROCESSES))],
-    "what starts processes, then again on Redis and PostgreSQL": [
-        PROCESSES,
-        ("tests/unit/ledger", *PROCESSES, "--database", "postgres", "--broker", "redis"),
+    "what computes, then jobs on Redis and PostgreSQL": [
+        ("tests", *(f"--ignore={place}" for place in PROCESSES)),
+        ("tests/unit/ledger", "tests/integration", *ON_SERVERS),
     ],
+    "what starts processes, then faults on Redis and PostgreSQL": [PROCESSES, ("tests/faults", *ON_SERVERS)],
 }
 POLL_S = 0.1
 

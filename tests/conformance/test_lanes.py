@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import LANES, PROCESSES
+from tests.lanes import LANES, ON_SERVERS
 
 ROOT = Path(__file__).parents[2]
 RUN = "import json, sys; from tests.lanes import run; sys.exit(run(json.loads(sys.argv[1])))"
@@ -55,8 +55,11 @@ def test_an_interrupt_ends_all_lanes_and_starts_nothing_more(number: signal.Sign
     assert process.returncode == 130
 
 
-def test_the_lanes_hold_every_folder_of_tests() -> None:
-    [computes], processes = LANES.values()
-    assert computes[0] == "tests"
-    assert {place.removeprefix("--ignore=") for place in computes[1:]} == set(PROCESSES) <= set(processes[0])
-    assert all((ROOT / place).is_dir() for place in PROCESSES)
+def test_the_lanes_hold_every_folder_of_tests_and_what_goes_by_the_servers_again() -> None:
+    parts = [part for lane in LANES.values() for part in lane]
+    [most] = [part for part in parts if part[0] == "tests"]
+    left_out = {option.removeprefix("--ignore=") for option in most[1:]}
+    for folder in left_out:
+        assert (ROOT / folder).is_dir()
+        assert [part[-4:] == ON_SERVERS for part in parts if folder in part].count(True) == 1
+        assert [part[-4:] == ON_SERVERS for part in parts if folder in part].count(False) == 1

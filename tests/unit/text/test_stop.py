@@ -89,6 +89,7 @@ def test_a_stop_that_is_never_complete_is_shown_at_the_end() -> None:
 def test_text_that_cannot_become_a_stop_is_not_held() -> None:
     """https://github.com/vllm-project/vllm/issues/11089"""
     assert feed(StopMatcher(["x" * 1000]), ["hello ", "world"]) == (["hello ", "world", ""], None)
+    assert feed(StopMatcher(["abcdefgh"]), ["1234ab", "c5", "6a"]) == (["1234", "abc5", "6", "a"], None)
 
 
 def test_of_two_stops_that_end_together_the_longer_fires() -> None:
