@@ -34,6 +34,7 @@ class Clock:
 class Bench:
     """An engine whose deltas are collected and whose invariants are checked after each step.
 
+    A batch that the fake model finds wrong is a fault of the engine, which would try it again in parts.
     `texts` and `tokens` are those of first completions, `others` of those behind them.
     """
 
@@ -44,6 +45,19 @@ class Bench:
     tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
     others: dict[tuple[str, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     admitted: list[str] = field(default_factory=list)
+    wrong_batches: list[AssertionError] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        execute = self.model.execute
+
+        def watched(batch: Batch) -> Sampled:
+            try:
+                return execute(batch)
+            except AssertionError as error:
+                self.wrong_batches.append(error)
+                raise
+
+        self.model.execute = watched  # type: ignore[method-assign]
 
     def add(
         self,
@@ -65,6 +79,8 @@ class Bench:
 
     def step(self) -> StepResult:
         result = self.engine.step()
+        if self.wrong_batches:
+            raise self.wrong_batches[0]
         self.engine.check()
         self.admitted += [request_id for request_id, _ in result.admitted]
         for delta in result.deltas:

@@ -152,6 +152,11 @@ def test_streamed_text_is_the_final_text(
         streamed += "".join(delta.text for delta in bench.step().deltas)
     output = bench.outputs["a"]
     assert streamed == output.text
-    assert output.finish_reason is not FinishReason.STOP or output.stop_reason in stops
     whole = b"".join(bytes([token]) for token in output.token_ids).decode(errors="replace")
-    assert whole.startswith(output.text)
+    if output.finish_reason is FinishReason.LENGTH:
+        assert output.text == whole
+    else:
+        assert output.stop_reason in stops
+        stopped = output.text if params["include_stop_str_in_output"] else output.text + str(output.stop_reason)
+        assert stopped.endswith(str(output.stop_reason))
+        assert whole.startswith(stopped)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.fake import FakeModel
-from engine.memory import PagePool, root_hash
-from engine.request import FinishReason
+from engine.memory import PagePool
+from engine.request import EngineRequest, FinishReason, SamplingParams
 from engine.sequence import TokenSequence
 from engine.sharing import PrefixSharing
 from tests.unit.engine.bench import Bench, RaisingModel, expected, make_bench
@@ -52,11 +52,18 @@ class TestHits:
 
     def test_an_edited_history_is_found_up_to_the_edit_only(self) -> None:
         """https://github.com/vllm-project/vllm/issues/49449"""
-        bench = make_bench()
-        bench.one(PREFIX)
-        edited = bench.one(PREFIX[:21] + "#" + PREFIX[22:])
-        assert edited.metrics.cached_tokens == 20
-        assert edited.token_ids == expected(PREFIX[:21] + "#" + PREFIX[22:], 8)
+        for at in range(len(PREFIX)):
+            bench = make_bench()
+            bench.one(PREFIX)
+            edited = bench.one(PREFIX[:at] + "#" + PREFIX[at + 1 :])
+            assert edited.metrics.cached_tokens == at // 4 * 4
+            assert edited.token_ids == expected(PREFIX[:at] + "#" + PREFIX[at + 1 :], 8)
+
+    def test_a_page_is_found_behind_the_same_pages_only(self) -> None:
+        for prompt in (PREFIX[4:], PREFIX[4:8] + PREFIX[:4] + PREFIX[8:]):
+            bench = make_bench()
+            bench.one(PREFIX)
+            assert bench.one(prompt).metrics.cached_tokens == 0
 
     def test_namespaces_share_nothing(self) -> None:
         """https://github.com/vllm-project/vllm/issues/30931"""
@@ -68,8 +75,12 @@ class TestHits:
 
     def test_a_model_of_another_revision_shares_nothing(self) -> None:
         """https://github.com/vllm-project/vllm/issues/42125"""
-        assert root_hash("revision-1/") != root_hash("revision-2/")
-        assert root_hash("ab/c") != root_hash("a/bc")
+        request = EngineRequest("a", SamplingParams(), PREFIX)
+        roots = set()
+        for revision in ("1", "2", "2"):
+            engine = make_bench(FakeModel(revision=revision)).engine
+            roots |= {generation.sequence.root for generation in engine.prepare(request, 0.0).generations}
+        assert len(roots) == 2
 
     def test_it_can_be_turned_off(self) -> None:
         bench = make_bench(enable_prefix_caching=False)
