@@ -97,6 +97,7 @@ class TestEndsOfTheWhole:
         for _ in range(steps):
             bench.step()
         done = "a" in bench.outputs
+        had = [bench.streamed("a", index)[1] for index in range(3)]
         bench.engine.abort("a")
         bench.engine.abort("a")
         bench.engine.check()
@@ -106,8 +107,9 @@ class TestEndsOfTheWhole:
         assert output.finish_reason is (FinishReason.LENGTH if done else FinishReason.ABORT)
         if not done:
             assert bench.engine.stats().requests_finished["abort"] == 1
-            unfinished = [c for c in output.choices if len(c.token_ids) < 4]
-            assert {choice.finish_reason for choice in unfinished} <= {FinishReason.ABORT}
+            assert [choice.token_ids for choice in output.choices] == had
+            reasons = [FinishReason.LENGTH if len(tokens) == 4 else FinishReason.ABORT for tokens in had]
+            assert [choice.finish_reason for choice in output.choices] == reasons
         assert texts(bench.outputs["b"]) == texts(make_bench(SeededModel()).one("prompt", n=2, seed=2, max_tokens=4))
 
     @pytest.mark.parametrize("index", range(3))
