@@ -45,8 +45,8 @@ KILL_RECOVERY_S = LEASE_S + 2.0
 RETURN_RECOVERY_S = 5.0
 BACKLOG = 64
 """Jobs that are under way at once."""
-SLOTS = 8
-"""Of them in one worker: what dies with it is little beside what waits."""
+SLOTS = 32
+"""Of them in one worker: half of them die with it at most."""
 END_WITHIN_S = 120.0
 MAX_ATTEMPTS = 100
 """Of the jobs, which are all innocent of the deaths that they see."""

@@ -66,7 +66,7 @@ def test_the_api_is_struck(stage: Stage, point: str, number: signal.Signals) -> 
     """Whoever submitted repeats what was not answered, and one job comes of it."""
     api = stage.api
     stage.points.arm(point, Strike.HOLD)
-    with stage.submitting(JOBS, idempotency_key=point) as submission:
+    with stage.submitting(JOBS, idempotency_key=f"{point} {number.name}") as submission:
         pid = eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
         os.kill(api.process.pid, number)
         stage.points.clear()

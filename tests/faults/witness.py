@@ -14,7 +14,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from headrace.contract import JobStatus
 
-from ledger.database import make_engine
+from ledger.database import Database
 from ledger.states import TRANSITIONS
 
 _TABLE = "CREATE TABLE witness (n {serial}, job_id TEXT, was TEXT, status TEXT, at DOUBLE PRECISION)"
@@ -50,9 +50,10 @@ class Witness:
     """Watches the jobs of one migrated database from now on."""
 
     def __init__(self, database_url: str) -> None:
-        self._engine = make_engine(database_url)
-        sqlite = self._engine.dialect.name == "sqlite"
-        with self._engine.begin() as connection:
+        self._database = Database(database_url)
+        engine = self._database.engine
+        sqlite = engine.dialect.name == "sqlite"
+        with engine.begin() as connection:
             serial = "INTEGER PRIMARY KEY AUTOINCREMENT" if sqlite else "BIGSERIAL PRIMARY KEY"
             connection.exec_driver_sql(_TABLE.format(serial=serial))
             if sqlite:
@@ -68,16 +69,15 @@ class Witness:
 
     def stories(self) -> Mapping[str, list[Seen]]:
         """The changes of each job, in their order."""
+        asked = sa.text("SELECT job_id, was, status, at FROM witness ORDER BY n")
         told: dict[str, list[Seen]] = defaultdict(list)
-        with self._engine.connect() as connection:
-            rows = connection.execute(sa.text("SELECT job_id, was, status, at FROM witness ORDER BY n"))
-            for row in rows:
-                was = JobStatus(row.was) if row.was is not None else None
-                told[row.job_id].append(Seen(was, JobStatus(row.status), datetime.fromtimestamp(row.at, UTC)))
+        for row in self._database.read(lambda connection: connection.execute(asked).all()):
+            was = JobStatus(row.was) if row.was is not None else None
+            told[row.job_id].append(Seen(was, JobStatus(row.status), datetime.fromtimestamp(row.at, UTC)))
         return told
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
 
 def contradictions(stories: Mapping[str, list[Seen]], job_ids: Iterable[str]) -> list[str]:
