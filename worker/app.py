@@ -6,12 +6,13 @@ Importing it reads the settings and loads nothing: the model comes with the pool
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from typing import Any
 
 import redis
 from celery import Celery, Task, concurrency
-from celery.signals import celeryd_init
+from celery.signals import after_setup_logger, celeryd_init
 from celery.utils.nodenames import gethostname
 from headrace.wire import celery_config, queue_name, worker_key
 from kombu.entity import Queue
@@ -69,6 +70,14 @@ def make_app(settings: Settings) -> Celery:
     made.steps["worker"].add("worker.steps:RelayStep")
     made.steps["consumer"].add("worker.lease:LeaseStep")
     return made
+
+
+@after_setup_logger.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
+def _quieten(loglevel: int | None, **_: Any) -> None:
+    """Two lines for each job cost more than its claim, and say less than the ledger: they are for debugging."""
+    if loglevel is None or loglevel > logging.DEBUG:
+        for name in ("celery.worker.strategy", "celery.app.trace"):
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types

@@ -19,6 +19,7 @@ from headrace.contract import JobStatus, Reason, utc_now
 from settings import get_settings
 from worker.broker_probe import BrokerProbe
 from worker.canvas import canvas_fault
+from worker.celery_result import put_result
 from worker.envelope import BrokenEnvelope
 from worker.failures import JobFailed
 from worker.intake import MAX_BODY_BYTES, RAW_LIMIT_CHARS, rejected_id
@@ -95,7 +96,9 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         services.writer.reject(rejection, recorded)
         if is_text(task_id):
             backend = self.app.backend
-            services.telemetry.result(lambda: backend.store_result(task_id, failure, states.FAILURE), _nobody)
+            services.telemetry.result(
+                lambda out: put_result(out, backend, task_id, failure, states.FAILURE, anew=True), _nobody
+            )
             if self.event_dispatcher:
                 # Flower shows the producer's own event, with the prompt in it, until it hears of a newer one.
                 shown = {"name": str(headers.get("task")), "args": "-", "kwargs": f"job {task_id}"}

@@ -33,6 +33,11 @@ class Outgoing:
     def delete(self, key: str) -> None:
         self._commands.append(("delete", (key,)))
 
+    def result(self, key: str, value: bytes | str, ttl_s: int, anew: bool) -> None:
+        """A Celery result, as its backend would store it; `anew` if none that is there is to be replaced."""
+        self._commands.append(("set", (key, value, ttl_s, None, anew)))
+        self._commands.append(("publish", (key, value)))
+
     def publish_end(self, job_id: str) -> None:
         self._commands.append(("publish", (DONE_CHANNEL, job_id)))
 
@@ -52,6 +57,8 @@ class JobStream:
         self._attempt = attempt
         self._streams = streams
         self._key = stream_key(job_id) if streams else progress_key(job_id)
+        self._running: StateEvent | None = None
+        """What a stream of the attempt's own begins with, once there is something to be saved."""
         self._renewed_s = 0.0
         self._saved_s = 0.0
         self._unsaved: dict[int, TokenEvent] = {}
@@ -60,11 +67,10 @@ class JobStream:
         """Text that the engine held back until the attempt ended. It is the job's only if the attempt is."""
 
     def begin(self, out: Outgoing, revision: str, now_s: float) -> None:
-        running = StateEvent(status=JobStatus.RUNNING, attempt=self._attempt, revision=revision)
-        for key in {self._key, stream_key(self._job_id)}:
-            out.append(key, running)
-            out.expire(key)
-        self._renewed_s = now_s
+        self._running = StateEvent(status=JobStatus.RUNNING, attempt=self._attempt, revision=revision)
+        out.append(stream_key(self._job_id), self._running)
+        out.expire(stream_key(self._job_id))
+        self._renewed_s = self._saved_s = now_s
 
     def tokens(self, out: Outgoing, delta: TokenDelta, now_s: float) -> None:
         """What one step brought."""
@@ -85,6 +91,10 @@ class JobStream:
 
     def save(self, out: Outgoing) -> None:
         """Put down all that there is, so that another worker can go on from it."""
+        if self._unsaved and self._running is not None:
+            out.append(self._key, self._running)
+            out.expire(self._key)
+            self._running = None
         for event in self._unsaved.values():
             out.append(self._key, event)
         self._unsaved.clear()
@@ -93,7 +103,7 @@ class JobStream:
         if status.terminal:
             for tail in self._tails:
                 out.append(self._key, tail)
-            if not self._streams:
+            if not self._streams and (self._attempt > 1 or self._running is None):
                 out.delete(self._key)
 
     def _gather(self, delta: TokenDelta) -> None:

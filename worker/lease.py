@@ -7,7 +7,7 @@ here. And an acknowledgement through a dead connection is lost, or ends the work
 - every message that this worker holds is stamped again, well before anybody takes it for lost, by the broker's clock;
 - what wasn't stamped for seconds was held by a dead worker and is handed out again, long before the visibility timeout;
 - a broken connection hands back only messages whose jobs are not here, and the next one adopts the others;
-- the messages of finished jobs are removed once more on the connection that is alive;
+- acknowledgements are sent together once the hub has done its round, and kept until a live connection has them;
 - a worker that leaves puts back the message that its last read may bring.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,6 +37,7 @@ from headrace.wire import (
 from kombu.transport import redis as transport
 
 from ledger.transport import broker_now_s
+from worker import fetch
 from worker.envelope import JobMessage
 
 if TYPE_CHECKING:
@@ -47,8 +48,19 @@ log = get_logger(__name__)
 LISTEN_EVERY_S = 0.5
 GRACE_S = STAMP_S + 1.0
 """After a connection was made the other workers have this long to make theirs, and to stamp what they hold."""
+EVENTS_MOST = 1000
+"""Celery's events in one publication."""
 RESTORE_MOST = 1000
 """Silent messages that are looked at in one round."""
+
+
+@contextmanager
+def _no_message() -> Iterator[None]:
+    """Outlive what was on a queue and can't be delivered."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as exc:
+        log.error("something on the queue was no message and is gone: %s", type(exc).__name__)
 
 
 class LeasedQoS(transport.QoS):
@@ -80,7 +92,11 @@ class LeasedQoS(transport.QoS):
             self._delivered[message.delivery_tag] = message
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Note a message as unacknowledged, as kombu does but for whose clock it is."""
+        """Note a message as unacknowledged, as kombu does but for whose clock it is; unless the broker has."""
+        if delivery_tag == self.channel.noted_tag:
+            self.channel.noted_tag = ""
+            super(transport.QoS, self).append(message, delivery_tag)  # type: ignore[no-untyped-call]
+            return
         info = message.delivery_info
         held = json.dumps([message._raw, info["exchange"], info["routing_key"]])
         with self.pipe_or_acquire() as pipe:
@@ -110,20 +126,19 @@ class LeasedQoS(transport.QoS):
         closed = self.pool is not None and self.pool.gate.closed
         return not closed and bool(super().can_consume())  # type: ignore[no-untyped-call]
 
-    @property
-    def _reachable(self) -> bool:
-        """If not, acknowledgements are repeated later, and what was to go back is handed out after its timeout."""
-        return not self.channel.closed and not JobChannel.silent
-
     def ack(self, delivery_tag: str) -> None:
-        if self._reachable:
-            super().ack(delivery_tag)  # type: ignore[no-untyped-call]
+        """Free the message's place; the broker hears of it by `settle`."""
+        if self.pool is not None:
+            self.pool.settled.append(delivery_tag)
+        super(transport.QoS, self).ack(delivery_tag)  # type: ignore[no-untyped-call]
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        if self._reachable:
+        """What can't be told to a broker that is away is handed out again after its timeout."""
+        if self.channel.reachable:
             super().reject(delivery_tag, requeue)  # type: ignore[no-untyped-call]
 
     def restore_unacked(self, client: Any = None) -> None:
+        self._flush()  # type: ignore[no-untyped-call]
         for tag in self.held() & set(self._delivered):
             self._delivered.pop(tag)
         try:
@@ -155,6 +170,17 @@ class JobChannel(transport.Channel):
     The relay's channels, on a thread of its own, may wait for what takes its time.
     """
 
+    noted_tag: str = ""
+    """Of the message that is being delivered, if the broker has noted it already."""
+
+    behind: bool = False
+    """Whether acknowledgements couldn't be sent: they go with the next stamps."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the broker is to be asked anything on this channel."""
+        return not self.closed and not JobChannel.silent
+
     def _create_client(self, asynchronous: bool = False) -> Any:
         """One client for each pool of connections. kombu makes one for each command, which costs more than that."""
         pool = self.async_pool if asynchronous else self.pool
@@ -180,11 +206,43 @@ class JobChannel(transport.Channel):
             raise
 
     def _brpop_read(self, **options: Any) -> Any:
+        """Deliver the message that the broker woke this worker with, and more if they wait and there is room."""
+        with _no_message():
+            super()._brpop_read(**options)  # type: ignore[no-untyped-call]
+        if self.qos.can_consume():
+            self._deliver_more()
+        return True
+
+    def _deliver_more(self) -> None:
+        room = self.qos.can_consume_max_estimate()
+        queues = [(queue, step) for step in self.priority_steps for queue in self.active_queues]
+        lists = [self._q_for_pri(queue, step) for queue, step in queues]  # type: ignore[no-untyped-call]
+        with self.conn_or_acquire() as client:
+            most = fetch.MOST if room is None else min(room, fetch.MOST)
+            taken = fetch.take(client, self.unacked_key, self.unacked_index_key, lists, most)
+        for one in taken:
+            self.noted_tag = one.tag
+            with _no_message():
+                self.connection._deliver(json.loads(one.text), queues[one.place][0])
+            if self.noted_tag:
+                # It was noted under a tag that the worker doesn't know it by.
+                self.forget([self.noted_tag])
+                self.noted_tag = ""
+
+    def forget(self, tags: Sequence[str]) -> bool:
+        """Remove messages from those that are held, in one round trip. False if the broker has to be asked again."""
+        if not self.reachable or self.behind:
+            return False
         try:
-            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError, LookupError, AttributeError) as exc:
-            log.error("something on the queue was no message and is gone: %s", type(exc).__name__)
-            return True
+            with self.conn_or_acquire() as client, client.pipeline(transaction=True) as pipe:
+                pipe.zrem(self.unacked_index_key, *tags)
+                pipe.hdel(self.unacked_key, *tags)
+                pipe.execute()
+        except self.connection_errors as exc:
+            log.warning("%d acknowledgements are to be repeated: %r", len(tags), exc)
+            self.behind = True
+            return False
+        return True
 
     def put_back(self) -> None:
         """Await the answer to the read that is under way, and return what it brings to the head of its list.
@@ -225,6 +283,10 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         with channel.conn_or_acquire() as client:
             LeasedQoS.read_clock(client)
         channel.qos.adopt(c.pool)
+        c.pool.forget = channel.forget
+        if c.event_dispatcher:
+            # The events of one round of the hub go together.
+            c.event_dispatcher.buffer_limit = EVENTS_MOST
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         for timer in self._timers:
@@ -237,7 +299,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         self.stamp(c)
 
     def stamp(self, c: Any) -> None:
-        """Renew the stamps of all held messages, and repeat what was acknowledged since the last time.
+        """Renew the stamps of all held messages, and repeat what was acknowledged in vain.
 
         An error of the connection is the end of it: the consumer makes a new one, unless it is leaving.
         """
@@ -273,6 +335,7 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
         waiting = sum(answers[-len(channel.priority_steps) :])
         pool.liveness.saw(waiting, pool.has_room, time.monotonic())
         del pool.settled[: len(settled)]
+        channel.behind = False
 
     def stop(self, c: Any) -> None:
         """Leaving, or the connection broke: nobody is to think that this worker consumes."""

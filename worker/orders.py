@@ -44,11 +44,19 @@ class Cancellation:
     running: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An outcome that was written, and the job as the ledger shows it with it."""
+
+    outcome: Outcome
+    job: Job | None
+
+
 @dataclass(slots=True)
 class Backlog:
     """What is to be written, by kind, in the order in which the kinds are written."""
 
-    commits: list[Order[Draft, Outcome | None]] = field(default_factory=list)
+    commits: list[Order[Draft, Recorded | None]] = field(default_factory=list)
     releases: list[Order[Lease, bool]] = field(default_factory=list)
     rejections: list[Order[Rejection, None]] = field(default_factory=list)
     cancellations: list[Cancellation] = field(default_factory=list)

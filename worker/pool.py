@@ -3,6 +3,7 @@
 Every job runs Celery's own tracer in a greenlet on the hub thread and parks there while the ledger
 or the engine works for it. The threads that work talk back through `post`, which wakes the hub by an
 eventfd: what a reader does is acknowledged before the next poll, what `call_soon` does is not.
+Acknowledgements of one round of the hub go to the broker together.
 """
 
 from __future__ import annotations
@@ -61,12 +62,16 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         self.slots: dict[str, Slot] = {}
         """By task id."""
         self.settled: list[str] = []
-        """Delivery tags of finished jobs; `worker.lease` makes sure that the broker has forgotten them."""
+        """Delivery tags of acknowledged messages that the broker is still to forget."""
+        self.forget: Callable[[list[str]], bool] = lambda _: False
+        """Has the broker forget messages; false if it can't now. `worker.lease` sets it."""
         self.gate = Gate()
         self.liveness = Liveness(time.monotonic())
         self._generating: dict[str, Callable[[RequestOutput | Exception], None]] = {}
         self._pids = itertools.count(FIRST_PID)
         self._inbox: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
+        self._rung = False
+        """Whether the hub has been woken for what is in the inbox."""
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._hub: Any = get_event_loop()
         self._drain_until_s: float | None = None
@@ -87,6 +92,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         """Called again after each reconnect."""
         self._hub = hub
         hub.add_reader(self._eventfd, self.pump)
+        hub.on_tick.add(self.settle)
         hub.call_repeatedly(1.0, self._check_engine)
 
     def _check_engine(self) -> None:
@@ -100,12 +106,15 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
     def post(self, call: Callable[..., None], *args: Any) -> None:
         """Have the hub thread call something, from any thread or signal handler."""
         self._inbox.put((call, args))
-        os.eventfd_write(self._eventfd, 1)
+        if not self._rung:
+            self._rung = True
+            os.eventfd_write(self._eventfd, 1)
 
     def pump(self, timeout_s: float = 0.0) -> None:
         """Make the calls that were posted; wait for the first one at most `timeout_s`."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
+        self._rung = False
         while True:
             try:
                 call, args = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
@@ -141,9 +150,11 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             outcome = (1, ExceptionInfo(), 0.0)
         self._forget(slot)
         slot.message.on_success(outcome)
-        # A rejected message goes back under the same tag: that one the broker must not forget.
-        if slot.stop is None or slot.stop.cause is not Cause.HAND_BACK:
-            self.settled.append(slot.message.delivery_tag)
+
+    def settle(self) -> None:
+        """Tell the broker of all messages that were acknowledged since the last time."""
+        if self.settled and self.forget(self.settled):
+            self.settled.clear()
 
     def _forget(self, slot: Slot) -> None:
         slot.release_timers()
@@ -322,10 +333,11 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             self.services.stop()
 
     def turn_hub(self) -> None:
-        """Do once what else the hub's loop does: timers, and what was to be called soon."""
+        """Do once what else the hub's loop does: timers, what was to be called soon, and acknowledgements."""
         self._hub.fire_timers(max_timers=50)
         for callback in self._hub._pop_ready():
             callback()
+        self.settle()
 
     # -- size and state ------------------------------------------------------------------------
 

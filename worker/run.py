@@ -9,15 +9,17 @@ from typing import Any, NoReturn
 
 from celery import states
 from celery.utils.log import get_logger
-from headrace.contract import JobStatus, Reason
+from headrace.contract import Job, JobStatus, Reason
 from headrace.outcome import celery_outcome
 
 from engine.request import FinishReason, RequestOutput
 from ledger.contract import Claim, ClaimResult, Verdict
+from worker.celery_result import put_result
 from worker.draft import ClaimedJob, Draft, ended, refused, stopped
 from worker.failures import Dropped, HandedBack, JobFailed, Malformed, Revoked
 from worker.generation import Generation
 from worker.intake import raw_text, read_claim, rejected_id
+from worker.job_stream import Outgoing
 from worker.orders import Rejection
 from worker.progress import Found, Question
 from worker.slot import Cause, Slot, Stop
@@ -183,18 +185,24 @@ def halted(slot: Slot, job: ClaimedJob, stop: Stop, output: RequestOutput | None
 def finish(slot: Slot, draft: Draft) -> Generation:
     """Commit; then tell the stream, the waiters and Celery."""
     services = slot.services
-    outcome = slot.park(services.writer.commit, draft)
+    recorded = slot.park(services.writer.commit, draft)
     job_id = draft.lease.job_id
     slot.recorded = True
-    if outcome is None:
+    if recorded is None:
         raise Dropped(f"job {job_id}: its lease was lost, its outcome is another's")
+    outcome, job = recorded.outcome, recorded.job
     services.metrics.ended(outcome)
     services.telemetry.end(job_id, outcome.lease.attempt, outcome.status)
+    failure: JobFailed | None = None
+    if outcome.status is not JobStatus.SUCCEEDED and outcome.status is not JobStatus.CANCELLED:
+        failure = JobFailed.because(outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
+    tell_outcome(slot, job, failure)
     if outcome.status is JobStatus.CANCELLED:
-        revoke(slot, job_id, "terminated")
-    if outcome.status is not JobStatus.SUCCEEDED or outcome.result is None or outcome.timings is None:
-        fail(slot, job_id, outcome.reason or Reason.ENGINE_ERROR, outcome.message or outcome.status.value)
-    store_outcome(slot, job_id)
+        raise Revoked("terminated")
+    if failure is not None:
+        raise failure
+    if outcome.result is None or outcome.timings is None:
+        raise ValueError(f"job {job_id}: a success has a result and timings")
     return Generation(job_id, outcome.result, outcome.timings)
 
 
@@ -217,22 +225,22 @@ def store_outcome(slot: Slot, job_id: str, failure: JobFailed | None = None) -> 
     It is read from the ledger, so that Celery never says anything else. `failure` stands for a job that has no row.
     Whoever waits for a chain waits for its last task: a failure is the end of all that come after it.
     """
-    if not slot.message.wants_result:
-        return
-    services = slot.services
-    job = slot.park(services.writer.look, job_id)
-    state: str
-    value: object
-    if job is not None and job.status.terminal:
-        state, value = celery_outcome(job)
-    elif failure is not None:
-        state, value = states.FAILURE, failure
-    else:
-        return
-    told = [slot.task_id] if state == states.SUCCESS else [slot.task_id, *slot.message.chained_ids]
+    if slot.message.wants_result:
+        tell_outcome(slot, slot.park(slot.services.writer.look, job_id), failure)
 
-    def store() -> None:
-        for task_id in told:
-            services.app.backend.store_result(task_id, value, state)
 
-    slot.park(services.telemetry.result, store)
+def tell_outcome(slot: Slot, job: Job | None, failure: JobFailed | None) -> None:
+    """The same for a job as the ledger has it, if it has it."""
+    ended = job if job is not None and job.status.terminal else None
+    if not slot.message.wants_result or (ended is None and failure is None):
+        return
+    backend = slot.services.app.backend
+
+    def compose(out: Outgoing) -> None:
+        state, value = celery_outcome(ended) if ended is not None else (states.FAILURE, failure)
+        put_result(out, backend, slot.task_id, value, state, anew=job is None)
+        if state != states.SUCCESS:
+            for task_id in slot.message.chained_ids:
+                put_result(out, backend, task_id, value, state, anew=True)
+
+    slot.park(slot.services.telemetry.result, compose)

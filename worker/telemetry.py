@@ -1,7 +1,7 @@
 """What the world sees of a job while it runs: its event stream, its end, and its Celery result, all on Redis.
 
-One thread sends, in one pipeline for each engine step; neither the engine nor the hub ever waits for
-it. While Redis is away, token events past a bound are dropped (the text is in the ledger at the end),
+One thread sends, in one pipeline for all that waits; neither the engine nor the hub ever waits for it.
+While Redis is away, token events past a bound are dropped (the text is in the ledger at the end),
 but states and results are kept until they can be sent.
 """
 
@@ -52,8 +52,8 @@ class _Drop:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    store: Callable[[], None]
-    done: Callable[[Exception | None], None]
+    compose: Callable[[Outgoing], None]
+    done: Callable[[None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class Telemetry(threading.Thread):
         """The job goes on elsewhere: say no more of it."""
         self._put(_Drop(job_id))
 
-    def result(self, store: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Run `store`, which writes a Celery result, and then call `done`; repeated until Redis takes it."""
-        self._put(_Result(store, done))
+    def result(self, compose: Callable[[Outgoing], None], done: Callable[[None], None]) -> None:
+        """Send what `compose` adds, a Celery result, and call `done` once Redis has it. One that fails is logged."""
+        self._put(_Result(compose, done))
 
     def stop(self, patience_s: float) -> None:
         """Send what waits, for at most `patience_s`, and end the thread."""
@@ -134,19 +134,19 @@ class Telemetry(threading.Thread):
         while True:
             try:
                 _send(out, self._client)
-                for item in batch:
-                    if isinstance(item, _Save):
-                        item.done(None)
-                self._store_results(batch)
-                return True
+                break
             except redis.RedisError as exc:
                 log.debug("telemetry waits for Redis: %s", exc)
             except Exception:
                 log.exception("telemetry dropped a batch")
-                return True
+                break
             if self._leave_at_s is not None and time.monotonic() >= self._leave_at_s:
                 return False
             time.sleep(RETRY_S)
+        for item in batch:
+            if isinstance(item, (_Save, _Result)):
+                item.done(None)
+        return True
 
     def _composed(self, batch: list[_Item]) -> Outgoing:
         """What the batch tells, as commands for Redis."""
@@ -168,7 +168,10 @@ class Telemetry(threading.Thread):
                 case _Drop():
                     self._streams.pop(item.job_id, None)
                 case _Result():
-                    pass
+                    try:
+                        item.compose(out)
+                    except Exception:
+                        log.exception("a Celery result can't be stored")
                 case _:
                     self._metrics.step(item)
                     for delta in item:
@@ -177,18 +180,6 @@ class Telemetry(threading.Thread):
                             told.tokens(out, delta, now_s)
         return out
 
-    def _store_results(self, batch: list[_Item]) -> None:
-        """Results leave the batch as they are stored: a repeated batch sends only events twice, which readers skip."""
-        for item in [item for item in batch if isinstance(item, _Result)]:
-            try:
-                item.store()
-            except redis.RedisError:
-                raise
-            except Exception:
-                log.exception("a Celery result can't be stored")
-            batch.remove(item)
-            item.done(None)
-
 
 def _send(out: Outgoing, client: redis.Redis) -> None:
     """Raise a RedisError unless Redis took it; what it will never take is left out."""
@@ -196,4 +187,4 @@ def _send(out: Outgoing, client: redis.Redis) -> None:
         if isinstance(answer, (OutOfMemoryError, ReadOnlyError)):
             raise answer
         if isinstance(answer, Exception):
-            log.error("Redis refused an event: %s", answer)
+            log.error("Redis refused an event or a result: %s", answer)

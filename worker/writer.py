@@ -1,7 +1,7 @@
 """The one thread that talks to the ledger: claims, commits, releases, rejections, cancellations and leases.
 
-What arrives while a transaction is under way goes into the next one: at most 64 rows, at most one
-transaction of a kind every 20 ms, and no wait at all when it has been quiet. While the database is
+What arrives while a transaction is under way goes into the next one: at most 256 rows, at most one
+transaction of a kind every 20 ms unless much waits, and no wait at all when it has been quiet. While the database is
 away nothing is lost and nothing is acknowledged: outcomes are spooled to disk, claims wait, and the
 thread tries again until the database is back.
 """
@@ -18,9 +18,9 @@ from typing import TypeVar
 from celery.utils.log import get_logger
 from headrace.contract import Job, JobStatus, ModelCard
 
-from ledger.contract import Claim, ClaimResult, Lease, LedgerProtocol, LedgerUnavailable, Outcome, Verdict
+from ledger.contract import Claim, ClaimResult, Lease, LedgerProtocol, LedgerUnavailable, Verdict
 from worker.draft import Draft
-from worker.orders import Backlog, Cancellation, Done, Order, Rejection
+from worker.orders import Backlog, Cancellation, Done, Order, Recorded, Rejection
 from worker.spool import Leftover, Spool, leftovers
 
 log = get_logger(__name__)
@@ -28,7 +28,10 @@ log = get_logger(__name__)
 A = TypeVar("A")
 R = TypeVar("R")
 
-BATCH_ROWS = 64
+BATCH_ROWS = 256
+"""In one transaction."""
+ENOUGH_ROWS = 32
+"""These are worth a transaction at once."""
 BATCH_S = 0.02
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 2.0
@@ -75,8 +78,8 @@ class Writer(threading.Thread):
     def claim(self, claim: Claim, done: Done[ClaimResult]) -> None:
         self._inbox.put(lambda: self._backlog.claims.append(Order(claim, done)))
 
-    def commit(self, draft: Draft, done: Done[Outcome | None]) -> None:
-        """Record how a job ended; `done` gets the outcome as it was written, or None if the lease was lost."""
+    def commit(self, draft: Draft, done: Done[Recorded | None]) -> None:
+        """Record how a job ended; `done` gets what was written, or None if the lease was lost."""
         self._inbox.put(lambda: self._backlog.commits.append(Order(draft, done)))
 
     def release(self, lease: Lease, done: Done[bool]) -> None:
@@ -150,7 +153,7 @@ class Writer(threading.Thread):
             wake_s = min(wake_s, self._leaving_at_s if self._unwritten() else now)
         self._take(max(0.0, wake_s - now))
         quiet_at_s = self._flushed_s + BATCH_S
-        while len(self._backlog) < BATCH_ROWS and (left_s := quiet_at_s - time.monotonic()) > 0:
+        while len(self._backlog) < ENOUGH_ROWS and (left_s := quiet_at_s - time.monotonic()) > 0:
             if not self._take(left_s):
                 break
 
@@ -275,13 +278,18 @@ class Writer(threading.Thread):
             self._claimed()
         return results
 
-    def _commit(self, drafts: list[Draft]) -> list[Outcome | None]:
+    def _commit(self, drafts: list[Draft]) -> list[Recorded | None]:
         now = time.monotonic()
         outcomes = [draft.outcome(now) for draft in drafts]
         written = self._ledger.commit(outcomes)
         for draft in drafts:
             self._drop(draft.lease.job_id)
-        return [outcome if ok else None for outcome, ok in zip(outcomes, written, strict=True)]
+        ids = [outcome.lease.job_id for outcome, ok in zip(outcomes, written, strict=True) if ok]
+        jobs = self._ledger.jobs(ids)
+        return [
+            Recorded(outcome, jobs.get(outcome.lease.job_id)) if ok else None
+            for outcome, ok in zip(outcomes, written, strict=True)
+        ]
 
     def _release(self, leases: list[Lease]) -> list[bool]:
         released = self._ledger.release(leases)

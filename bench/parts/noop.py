@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import redis
 import sqlalchemy as sa
-from headrace import JobStatus, Producer
+from headrace import JobRequest, JobStatus, Producer
 
 from bench.instance import instance, versions
 from bench.peers.place import ROOT
@@ -69,15 +69,20 @@ class HeadraceJobs:
         return self._stack.at.broker_url
 
     def facts(self) -> SideResult:
-        settings = {"model": MODEL, "max_num_seqs": SLOTS, "ledger": "SQLite", "submitted": "headrace.Producer"}
+        settings = {
+            "model": MODEL,
+            "max_num_seqs": SLOTS,
+            "ledger": "SQLite",
+            "submitted": "headrace.Producer.submit_many",
+        }
         return SideResult("Headrace: claim, engine, commit, result, acknowledgement", _facts(settings, versions()))
 
     def round(self, jobs: int) -> Spent:
         """Submit so many jobs, and wait until each is committed and acknowledged."""
         with Producer(self._stack.at.broker_url) as producer:
             began_s, cpu_s = time.perf_counter(), cpu(self._worker)
-            for _ in range(jobs):
-                producer.submit("x", model=MODEL, max_tokens=0, stream=False)
+            request = JobRequest(model=MODEL, prompt="x", max_tokens=0, stream=False, metadata={})
+            producer.submit_many([request] * jobs)
             submitted_s = time.perf_counter() - began_s
             _await(lambda: self._ledger.counts().get(MODEL, {}).get(JobStatus.SUCCEEDED, 0) >= self._ended + jobs)
             _await(lambda: not self._broker.hlen("unacked"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self, Unpack
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,6 +27,8 @@ POLL_S = 5.0
 OUTAGE_S = 30.0
 """`wait` gives up on a broker that has been away for this long."""
 PUBLISH_RETRIES = {"max_retries": 3, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+BATCH_JOBS = 250
+"""Messages of `submit_many` in one round trip."""
 DEPTH_S = 1.0
 """How long a look at the depth of a queue is good for."""
 _job_id: TypeAdapter[str] = TypeAdapter(JobId)
@@ -82,13 +85,35 @@ class Producer:
         """
         request = _with_fixed_deadline(new_request(model, prompt, messages, params))
         job_id = _id_for(request) if job_id is None else _checked_id(job_id)
+        with _broker_errors("publish the job"):
+            self._await_room(request)
+            self._app.send_task(TASK_GENERATE, **self._message(job_id, request))
+        return job_id
+
+    def submit_many(self, requests: Iterable[JobRequest]) -> list[str]:
+        """Enqueue jobs, some hundreds in each round trip, and return their ids in the same order.
+
+        If that fails in between, the jobs before are enqueued and the others are not; of those on their way then it
+        isn't known. With an `idempotency_key` in each request all of it may simply be repeated.
+        """
+        job_ids: list[str] = []
+        with _broker_errors("publish the jobs"), self._app.producer_pool.acquire(block=True) as producer:
+            for some in _portions(requests):
+                with producer.batch(BATCH_JOBS):
+                    for asked in some:
+                        request = _with_fixed_deadline(asked)
+                        job_ids.append(_id_for(request))
+                        self._await_room(request)
+                        message = self._message(job_ids[-1], request)
+                        self._app.send_task(TASK_GENERATE, producer=producer, **message)
+        return job_ids
+
+    def _message(self, job_id: str, request: JobRequest) -> dict[str, Any]:
+        """Arguments of `send_task`."""
         kwargs, options = job_kwargs(request), message_options(job_id, request.model, request.priority)
         if self._signing_key:
             options["headers"] = {SIGNATURE_HEADER: sign(self._signing_key, job_id, kwargs)}
-        with _broker_errors("publish the job"):
-            self._await_room(request)
-            self._app.send_task(TASK_GENERATE, kwargs=kwargs, **options)
-        return job_id
+        return {"kwargs": kwargs, **options}
 
     def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """The job when it has ended, however it ended; JobTimeout after `timeout` seconds.
@@ -187,6 +212,12 @@ class Producer:
             return None
         meta: dict[str, Any] = self._results.backend.decode_result(stored)
         return job_of_outcome(job_id, meta["status"], meta["result"])
+
+
+def _portions(requests: Iterable[JobRequest]) -> Iterator[list[JobRequest]]:
+    left = iter(requests)
+    while some := list(islice(left, BATCH_JOBS)):
+        yield some
 
 
 def _checked_id(job_id: str) -> str:

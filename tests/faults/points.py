@@ -52,7 +52,7 @@ def _first_token(_self: Any, deltas: Sequence[Any]) -> bool:
 
 
 def _a_result(_self: Any, batch: Sequence[Any]) -> bool:
-    return any(hasattr(item, "store") for item in batch)
+    return any(hasattr(item, "compose") for item in batch)
 
 
 SUBMISSION = (
@@ -68,8 +68,8 @@ WORK = (
     Point("last token", "worker.listener:Listener.on_finished"),
     Point("before commit", "worker.writer:Writer._commit"),
     Point("after commit", "worker.writer:Writer._commit", after=True),
-    Point("before result", "worker.telemetry:Telemetry._store_results", when=_a_result),
-    Point("after result", "worker.telemetry:Telemetry._store_results", after=True, when=_a_result),
+    Point("before result", "worker.telemetry:Telemetry._deliver", when=_a_result),
+    Point("after result", "worker.telemetry:Telemetry._deliver", after=True, when=_a_result),
     Point("before acknowledgement", "worker.message:JobMessage.acknowledge"),
     Point("after acknowledgement", "worker.message:JobMessage.acknowledge", after=True),
 )

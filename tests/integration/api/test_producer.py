@@ -22,7 +22,7 @@ from headrace import (
     Producer,
     TooManyRequests,
 )
-from headrace.contract import JobError, JobResult, Reason
+from headrace.contract import JobError, JobRequest, JobResult, Reason
 from headrace.outcome import celery_outcome
 from headrace.wire import celery_config, queue_name
 
@@ -79,6 +79,18 @@ def test_the_message_is_the_contract(producer: Producer, queue: Queue) -> None:
     assert message.payload[1] == {"model": "m", "prompt": "secret", "max_tokens": 3, "priority": "high"}
     assert message.properties["priority"] == 0
     assert "secret" not in str(message.headers)
+
+
+def test_many_jobs_are_the_same_messages_as_one_each(producer: Producer, queue: Queue) -> None:
+    requests = [
+        JobRequest(model="m", prompt=f"p{n}", idempotency_key="k" if n == 1 else None, metadata={}) for n in range(300)
+    ]
+    job_ids = producer.submit_many(requests)
+    assert job_ids[1] == producer.submit("p1", model="m", idempotency_key="k")
+    taken = [queue.take() for _ in requests]
+    assert [message.headers["id"] for message in taken] == job_ids
+    assert [message.payload[1]["prompt"] for message in taken] == [f"p{n}" for n in range(300)]
+    assert {message.properties["priority"] for message in taken} == {3}
 
 
 def test_a_time_to_live_counts_from_the_submission(producer: Producer, queue: Queue) -> None:

@@ -16,6 +16,7 @@ from engine.request import TokenDelta
 from tests.conftest import Broker
 from tests.workers import eventually
 from worker import telemetry as module
+from worker.job_stream import Outgoing
 from worker.metrics import Metrics
 from worker.telemetry import Telemetry
 
@@ -110,7 +111,7 @@ def test_tokens_are_dropped_and_states_are_kept_while_redis_is_away(
         telemetry.tokens([delta("a", n)])
     telemetry.end("a", 1, JobStatus.SUCCEEDED)
     stored: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-    telemetry.result(lambda: client.set("result", "here") and None, stored.put)
+    telemetry.result(lambda out: out.result("result", "here", 60, False), stored.put)
     broker.start()
     assert stored.get(timeout=10) is None
     assert client.get("result") == b"here"
@@ -124,7 +125,7 @@ def test_a_result_that_can_not_be_stored_holds_up_nobody(client: redis.Redis, be
     telemetry = begin()
     done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
-    def broken() -> None:
+    def broken(_: Outgoing) -> None:
         raise TypeError("no JSON")
 
     telemetry.result(broken, done.put)

@@ -80,8 +80,9 @@ def failed(job: ClaimedJob) -> Draft:
 def test_a_claim_and_its_commit(open_desk: Callable[..., Desk]) -> None:
     desk = open_desk()
     job = desk.run()
-    outcome = desk.ask(desk.writer.commit, failed(job))
-    assert outcome.status is JobStatus.FAILED
+    recorded = desk.ask(desk.writer.commit, failed(job))
+    outcome = recorded.outcome
+    assert outcome.status is recorded.job.status is JobStatus.FAILED
     assert outcome.timings.total_time_ms >= outcome.timings.commit_time_ms >= 0
     assert desk.status(job.lease.job_id) is JobStatus.FAILED
     assert desk.claim(job.lease.job_id).verdict is Verdict.TERMINAL
@@ -124,7 +125,7 @@ def test_a_row_that_the_ledger_refuses_harms_no_other(open_desk: Callable[..., D
         desk.writer.commit(draft, lambda answer, n=n: answers.put((n, answer)))  # type: ignore[misc]
     told = dict(answers.get(timeout=5) for _ in drafts)
     assert isinstance(told[1], ValueError)
-    assert told[0].status is told[2].status is JobStatus.FAILED
+    assert told[0].outcome.status is told[2].outcome.status is JobStatus.FAILED
     assert desk.status(jobs[1].lease.job_id) is JobStatus.RUNNING
     eventually(lambda: desk.ledger.reap() == 1, 5, "its lease runs out, as nothing else ends it")
 
