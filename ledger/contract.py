@@ -221,6 +221,13 @@ class LedgerProtocol(Protocol):
         """
         ...
 
+    def submit_many(self, requests: Sequence[JobRequest]) -> list[Submission]:
+        """Write many jobs as `submit` does, a thousand in each transaction.
+
+        Raises what `submit` raises; of the thousand that it was in, none is written then.
+        """
+        ...
+
     def get(self, job_id: str, tenant: str | None = None) -> Job | None: ...
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, Job]:

@@ -87,6 +87,27 @@ def submit(
     return Submission(fetch(connection, found.id), created=own_id and found.id == job_id)
 
 
+def submit_many(connection: Connection, asked: Sequence[tuple[str, JobRequest, JobRequest]]) -> list[Submission]:
+    """Write many jobs and their outbox rows in a few statements: of each its fresh id, request, and request with seed.
+
+    All of them or, if one is refused, none. One whose idempotency key is in use is looked up like a single one.
+    """
+    now = connection.execute(select(db_now())).scalar_one()
+    rows = {job_id: new_row(job_id, request, seeded, now) for job_id, request, seeded in asked}
+    for row in rows.values():
+        if row["deadline"] is not None and row["deadline"] <= now:
+            raise ValueError(f"the deadline {row['deadline'].isoformat()} has passed")
+    written = insert_jobs(connection, list(rows.values()))
+    dispatch(connection, Topic.PUBLISH, written)
+    found = jobs(connection, list(written))
+    return [
+        Submission(found[job_id], created=True)
+        if job_id in found
+        else submit(connection, request, seeded, job_id, own_id=True)
+        for job_id, request, seeded in asked
+    ]
+
+
 def _holder(connection: Connection, asked: JobRequest, job_id: str) -> Any:
     """The job that stands in the way of a new one: the idempotency key's, else the id's."""
     columns = select(JobRow.id, JobRow.tenant, JobRow.fingerprint)

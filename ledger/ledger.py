@@ -64,6 +64,14 @@ class Ledger(LedgerProtocol):
             lambda c: door.submit(c, request, seeded, name, own_id=job_id is None, tokens=tokens)
         )
 
+    def submit_many(self, requests: Sequence[JobRequest]) -> list[Submission]:
+        """Many jobs take several transactions."""
+        submissions: list[Submission] = []
+        for start in range(0, len(requests), _PORTION):
+            jobs = [(new_job_id(), asked, door.with_seed(asked)) for asked in requests[start : start + _PORTION]]
+            submissions += self._database.write(partial(door.submit_many, asked=jobs))
+        return submissions
+
     def get(self, job_id: str, tenant: str | None = None) -> Job | None:
         return self._database.read(lambda c: door.get(c, job_id, tenant))
 

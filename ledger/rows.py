@@ -138,5 +138,7 @@ def dispatch(connection: Connection, topic: Topic, ids: Iterable[str], delay_s: 
     """Put a message about each job into the outbox. Always a new row: an older one may be on its way already."""
     line = LINE if topic is Topic.PUBLISH else null()
     due = select(literal(topic.value), JobRow.id, line, db_now(delay_s)).where(JobRow.id.in_(list(ids)))
-    rows = insert(OutboxRow).from_select(["topic", "job_id", "line", "due_at"], due.order_by(JobRow.accepted_at))
+    rows = insert(OutboxRow).from_select(
+        ["topic", "job_id", "line", "due_at"], due.order_by(JobRow.accepted_at, JobRow.id)
+    )
     connection.execute(rows)

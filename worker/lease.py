@@ -48,6 +48,8 @@ log = get_logger(__name__)
 LISTEN_EVERY_S = 0.5
 GRACE_S = STAMP_S + 1.0
 """After a connection was made the other workers have this long to make theirs, and to stamp what they hold."""
+SPARE_SHARE = 8
+"""For one in so many of the engine's places a job more is held, ready to take the next one that comes free."""
 EVENTS_MOST = 1000
 """Celery's events in one publication."""
 RESTORE_MOST = 1000
@@ -122,9 +124,20 @@ class LeasedQoS(transport.QoS):
                     self.restore_by_tag(tag, client)  # type: ignore[no-untyped-call]
 
     def can_consume(self) -> bool:
-        """Not while a job has to be alone: what came would only wait here."""
-        closed = self.pool is not None and self.pool.gate.closed
-        return not closed and bool(super().can_consume())  # type: ignore[no-untyped-call]
+        return self.can_consume_max_estimate() > 0
+
+    def can_consume_max_estimate(self) -> int:
+        """How many more messages this worker takes: a few more than the engine holds, so that it never waits for one
+        while others are committed. None while a job has to be alone: what came would only wait here.
+        """
+        if self.pool is None:
+            return fetch.MOST
+        if self.pool.gate.closed:
+            return 0
+        held = len(self._delivered) - len(self._dirty)
+        return (
+            max(0, self.prefetch_count + self.pool.limit // SPARE_SHARE - held) if self.prefetch_count else fetch.MOST
+        )
 
     def ack(self, delivery_tag: str) -> None:
         """Free the message's place; the broker hears of it by `settle`."""
@@ -209,17 +222,15 @@ class JobChannel(transport.Channel):
         """Deliver the message that the broker woke this worker with, and more if they wait and there is room."""
         with _no_message():
             super()._brpop_read(**options)  # type: ignore[no-untyped-call]
-        if self.qos.can_consume():
-            self._deliver_more()
+        if (room := self.qos.can_consume_max_estimate()) > 0:
+            self._deliver_more(room)
         return True
 
-    def _deliver_more(self) -> None:
-        room = self.qos.can_consume_max_estimate()
+    def _deliver_more(self, room: int) -> None:
         queues = [(queue, step) for step in self.priority_steps for queue in self.active_queues]
         lists = [self._q_for_pri(queue, step) for queue, step in queues]  # type: ignore[no-untyped-call]
         with self.conn_or_acquire() as client:
-            most = fetch.MOST if room is None else min(room, fetch.MOST)
-            taken = fetch.take(client, self.unacked_key, self.unacked_index_key, lists, most)
+            taken = fetch.take(client, self.unacked_key, self.unacked_index_key, lists, min(room, fetch.MOST))
         for one in taken:
             self.noted_tag = one.tag
             with _no_message():

@@ -38,6 +38,8 @@ log = get_logger(__name__)
 
 FIRST_PID = 1_000_001
 """Celery only hands a pid back to the pool; these can't be mistaken for a process."""
+SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter while the engine's waits for it, between two steps."""
 PATIENCE_S = 5.0
 """How long jobs that are handed back may wait for the ledger before they are left to their leases."""
 IMPATIENCE_S = 1.0
@@ -85,6 +87,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             sys.exit(EX_FAILURE)
         self.limit = min(self.limit, self.services.max_num_seqs)
         self.services.engine.set_max_num_seqs(self.limit)
+        sys.setswitchinterval(SWITCH_S)
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
         signals.worker_process_init.send(sender=None)
 

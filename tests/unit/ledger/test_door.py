@@ -56,6 +56,30 @@ def test_a_given_id_is_the_jobs_id_and_submitting_it_again_changes_nothing(ledge
             ledger.submit(other, "my-job")
 
 
+def test_many_are_written_together_each_as_it_would_be_alone(ledger: Ledger, desk: Any) -> None:
+    known = ledger.submit(JobRequest(model="m", prompt="x", idempotency_key="k"))
+    requests = [JobRequest(model="m", prompt=f"p{n}", ttl_s=60) for n in range(1100)]
+    keyed = [JobRequest(model="m", prompt="x", idempotency_key=key) for key in ("k", "new", "new")]
+    submissions = ledger.submit_many([*requests, *keyed])
+    assert [one.created for one in submissions] == [True] * 1100 + [False, True, False]
+    assert submissions[-3].job.id == known.job.id
+    assert submissions[-2].job.id == submissions[-1].job.id
+    assert len({one.job.id for one in submissions}) == 1102
+    assert desk.topics(submissions[7].job.id) == desk.topics(submissions[-1].job.id) == ["publish"]
+    results = ledger.claim([Claim(one.job.id) for one in submissions[:3]], "w", 30)
+    assert [result.request and result.request.prompt for result in results] == ["p0", "p1", "p2"]
+
+
+def test_of_many_none_is_written_if_one_is_refused(ledger: Ledger, sql: Any) -> None:
+    good = JobRequest(model="m", prompt="x")
+    with pytest.raises(ValueError, match="has passed"):
+        ledger.submit_many([good, JobRequest(model="m", prompt="x", deadline=PAST)])
+    ledger.submit(JobRequest(model="m", prompt="x", idempotency_key="k"))
+    with pytest.raises(IdempotencyConflict):
+        ledger.submit_many([good, JobRequest(model="m", prompt="y", idempotency_key="k")])
+    assert sql("select count(*) from jobs") == [(1,)]
+
+
 def test_an_idempotency_key_names_one_job(ledger: Ledger, desk: Any) -> None:
     request = JobRequest(model="m", prompt="x", idempotency_key="k")
     first, second = ledger.submit(request), ledger.submit(request)
