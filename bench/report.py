@@ -28,6 +28,7 @@ def page(data: Data) -> str:
         ("sweep", _sweep),
         ("naive", _naive),
         ("noop", _noop),
+        ("cancel", _cancel),
         ("rows", _rows),
     ]
     lines = ["# Headrace's speed", "", *_ratios(data)]
@@ -322,6 +323,19 @@ def _noop(part: Data) -> list[str]:
         " acknowledged; both sides' ledgers are SQLite files, and both use one broker.",
         "",
         *_table(head, rows),
+    ]
+
+
+def _cancel(part: Data) -> list[str]:
+    [side] = part["sides"].values()
+    metrics = ("p50_ms", "p99_ms", "max_ms")
+    return [
+        "## Cancelling a running job",
+        "",
+        f"{side['title']}, in milliseconds: {part['cancels']} jobs one after the other while {part['running']} run. A"
+        f" job's pages are free before its end is written. At most {part['allowed_ms']:g} ms are wanted at p99.",
+        "",
+        *_table(("p50", "p99", "longest"), [[f"{_middle(side, metric):.1f}" for metric in metrics]]),
     ]
 
 
