@@ -37,7 +37,7 @@ class Batch:
     """[S] rows of the flat batch whose logits are wanted, in ascending order"""
     sampling: SamplingBatch
     known_tokens: list[list[int]] = field(default_factory=list)
-    """[R] every token of each request, its context and what may come after it; read only, valid for this step"""
+    """[R] the tokens of each request: its context, and those that aren't computed yet; read only"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,14 @@ class Model(Protocol):
     """A resident model with its KV storage: `engine.cpu.model.CpuModel`, `engine.runner.TorchModel`, the fake one."""
 
     info: ModelInfo
+
+    @property
+    def cheap_rows(self) -> int:
+        """Rows that a step computes for little more than it takes to compute one.
+
+        0 if a row's result may depend on how many are computed together: no tokens are guessed then.
+        """
+        ...
 
     @property
     def default_kv_bytes(self) -> int | None:
@@ -122,10 +130,12 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
     positions: list[int] = []
     slots: list[int] = []
     query_start = [0]
+    known_tokens: list[list[int]] = []
     rows = Rows()
     for chunk in chunks:
         sequence, start, end = chunk
-        tokens = sequence.tokens
+        tokens = sequence.tokens + sequence.drafts if end > len(sequence.tokens) else sequence.tokens
+        known_tokens.append(tokens)
         rows.add(chunk, len(token_ids))
         if end - start == 1:
             token_ids.append(tokens[start])
@@ -145,7 +155,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         block_tables=[list(map(_page_id, chunk.sequence.pages)) for chunk in chunks],
         sample_rows=rows.flat,
         sampling=rows.sampling(),
-        known_tokens=[chunk.sequence.tokens for chunk in chunks],
+        known_tokens=known_tokens,
     )
 
 

@@ -38,6 +38,8 @@ class EngineConfig:
     """How long a new request may wait for companions while the engine is busy; an idle engine starts at once."""
     prefill_share: float = 0.25
     """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
+    num_speculative_tokens: int = 4
+    """Most tokens that are guessed ahead for a request (`engine.speculation`), where that pays; 0 guesses none."""
     aging_s: float = 60.0
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("swap_space_bytes", "batch_window_ms"):
+        for name in ("swap_space_bytes", "batch_window_ms", "num_speculative_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("prefill_share", "gpu_memory_utilization"):

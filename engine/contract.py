@@ -42,6 +42,10 @@ class EngineStats:
     """Monotonic moment at which the last step ended."""
     prompt_tokens: int
     generation_tokens: int
+    drafted_tokens: int
+    """Tokens that were guessed ahead and computed."""
+    accepted_tokens: int
+    """Of those, the ones that came true."""
     preemptions: int
     swaps: int
     """Preempted sequences whose KV was copied to the host's memory."""

@@ -18,6 +18,8 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     preemptions: int = 0
     max_batch_size: int = 0
     requests_finished: Counter[str] = field(default_factory=Counter)
@@ -36,6 +38,8 @@ class Counters:
             last_step_s=self.last_step_s,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
             preemptions=self.preemptions,
             swaps=scheduler.running.preemption.swaps,
             swapped_pages=scheduler.running.preemption.swapped_pages,

@@ -19,7 +19,7 @@ from engine.reports import Reports, StepResult
 from engine.request import EngineRequest, FinishReason, RequestOutput, RequestRefused
 from engine.residence import Residence
 from engine.scheduler import Chunk, Plan, Scheduler
-from kernels.sampling import Sampled
+from kernels.sampling import Sampled, TokenLogprobs
 from text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Engine:
         self._memory = Residence(model, config)
         self.max_seq_len = self._memory.max_seq_len
         """Most tokens of prompt and output: the model's limit or the configured one."""
-        self._scheduler = Scheduler(self._memory.pool, config, self._memory.swap)
+        self._scheduler = Scheduler(self._memory.pool, config, self._memory.swap, model.cheap_rows)
         self._preparation = Preparation(self._tokenizer, model.info, config)
         self._executor = Executor(model, config.page_size)
         self._deadlines = Deadlines()
@@ -156,7 +156,7 @@ class Engine:
         self._deadlines.clear()
         cap = self._scheduler.admission.max_num_seqs
         self._memory.swap.clear()
-        self._scheduler = Scheduler(self._memory.fresh_pool(), self._config, self._memory.swap)
+        self._scheduler = Scheduler(self._memory.fresh_pool(), self._config, self._memory.swap, self._model.cheap_rows)
         self._scheduler.admission.max_num_seqs = cap
         return self.report()
 
@@ -257,22 +257,38 @@ class Engine:
         size = len(chunks)
         self._counters.max_batch_size = max(self._counters.max_batch_size, size)
         row = 0
-        for (sequence, start, end), samples in zip(chunks, self._scheduler.commit(chunks), strict=True):
+        for (sequence, start, end), choices in zip(chunks, self._scheduler.commit(chunks), strict=True):
             generation = self._live[sequence.id]
             generation.count_step(size)
             scores = len(sequence.unscored(start, end)) if sequence.prompt_logprobs >= 0 else 0
             if scores:
                 generation.score(sampled.reports(row, row + scores))
                 row += scores
-            if samples:
-                self._counters.generation_tokens += 1
+            if choices:
                 report = sampled.logprobs[row] if sampled.logprobs is not None else None
-                self._reports.add(generation.append(sampled.tokens[row], now_s, report))
-                row += 1
-                if generation.finish_reason is not None:
-                    self._retire(generation, generation.error, ENGINE_ERROR if generation.error else None)
+                self._take(generation, sampled.tokens[row : row + choices], now_s, report)
+                row += choices
             elif sequence.complete:
                 self._end(generation, FinishReason.LENGTH)
+
+    def _take(self, generation: Generation, chosen: Sequence[int], now_s: float, report: TokenLogprobs | None) -> None:
+        """Add the token that was chosen, and those chosen after drafts that it confirms one after the other."""
+        sequence = generation.sequence
+        known, drafts = len(sequence.tokens), sequence.drafts
+        for place, token in enumerate(chosen):
+            self._reports.add(generation.append(token, now_s, report))
+            if generation.finish_reason is not None or (place < len(drafts) and drafts[place] != token):
+                break
+        came = len(sequence.tokens) - known
+        self._counters.generation_tokens += came
+        if sequence.lookup is not None:
+            self._counters.drafted_tokens += len(chosen) - 1
+            self._counters.accepted_tokens += came - 1
+            sequence.lookup.judge(sequence.tokens[known:])
+        if generation.finish_reason is not None:
+            self._retire(generation, generation.error, ENGINE_ERROR if generation.error else None)
+        elif came > 1:
+            self._scheduler.accept(sequence, came - 1)
 
     def _end(
         self, generation: Generation, reason: FinishReason, error: str | None = None, code: str | None = None

@@ -128,6 +128,7 @@ class FakeModel:
         text: TextBundle | None = None,
         choose: Callable[[int, int], int] = fake_token,
         revision: str = "1",
+        cheap_rows: int = 0,
     ) -> None:
         """`choose` gives the token that follows a token at a position."""
         text = text or fake_text()
@@ -141,6 +142,7 @@ class FakeModel:
             text=text,
         )
         self.step_s = step_s
+        self.cheap_rows = cheap_rows
         self._choose = choose
         self._storage: FakeStorage | None = None
         self._asleep = False

@@ -31,7 +31,8 @@ class Rows:
                 self._scores = True
                 self._append(first + position - 1 - start, sequence, position, sequence.tokens[position])
         if chunk.samples:
-            self._append(first + end - 1 - start, sequence, end, -1)
+            for position in range(len(sequence.tokens), end + 1):
+                self._append(first + position - 1 - start, sequence, position, -1)
 
     def _append(self, flat: int, sequence: TokenSequence, position: int, forced: int) -> None:
         self.flat.append(flat)

@@ -17,12 +17,13 @@ from engine.memory import PagePool
 from engine.memory.swap import SwapSpace
 from engine.running import Running
 from engine.sequence import TokenSequence
+from engine.speculation import Speculation
 from engine.token_budget import TokenBudget
 from engine.waiting import WaitingQueue
 
 
 class Chunk(NamedTuple):
-    """Tokens `start : end` of a sequence, to be computed in this step."""
+    """Tokens `start : end` of a sequence, to be computed in this step. Behind the known ones stand its drafts."""
 
     sequence: TokenSequence
     start: int
@@ -31,7 +32,12 @@ class Chunk(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether the step brings a new token: the chunk reaches the last one known, and one more may come."""
-        return self.end == len(self.sequence.tokens) < self.sequence.max_len
+        return self.end >= len(self.sequence.tokens) < self.sequence.max_len
+
+    @property
+    def choices(self) -> int:
+        """Tokens that the step chooses: what may come after the last one known, and after each draft."""
+        return self.end - len(self.sequence.tokens) + 1 if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,12 @@ class Scheduler:
     in rank never has to, and alone it fits, so every step brings it closer to its end.
     """
 
-    def __init__(self, pool: PagePool, config: EngineConfig, swap: SwapSpace | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, config: EngineConfig, swap: SwapSpace | None = None, cheap_rows: int = 0
+    ) -> None:
+        """`cheap_rows`: see `engine.batch.Model`."""
         self.pool = pool
+        self.speculation = Speculation(config.num_speculative_tokens, cheap_rows)
         self.budget = TokenBudget(config.max_num_batched_tokens, config.prefill_share)
         self.shares = FairShare(config.tenant_weights)
         self.waiting = WaitingQueue(self.shares, config.aging_s)
@@ -99,24 +109,34 @@ class Scheduler:
             elif budget and (known <= pages * page_size or self._grow(sequence, now_s, preempted)):
                 chunks.append(Chunk(sequence, computed, known))
                 budget -= 1
+        prompts = self.budget.prompts(len(chunks)) if longer else 0
+        if self.speculation:
+            chunks = self._guess(chunks, budget - prompts, len(chunks) + prompts)
         if longer:
-            chunks += _prefill(longer, self.budget.prompts(len(chunks)))
+            chunks += _prefill(longer, prompts)
         return Plan(tuple(chunks), tuple(admitted), tuple(preempted))
 
-    def commit(self, chunks: Sequence[Chunk]) -> list[bool]:
-        """Note that the KV of these chunks' tokens is written; which of them bring a new token, before it is known."""
+    def commit(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Note that the KV of these chunks' known tokens is written; how many choices each brings."""
         page_size = self.pool.page_size
-        samples = [chunk.samples for chunk in chunks]
+        choices = [chunk.choices for chunk in chunks]
         given: dict[str, int] = {}
-        for (sequence, _, end), brings_token in zip(chunks, samples, strict=True):
-            sequence.computed = end
+        for (sequence, _, end), count in zip(chunks, choices, strict=True):
+            sequence.computed = min(end, len(sequence.tokens))
             if end // page_size > sequence.shared_pages and sequence.root is not None:
                 self.running.sharing.publish(sequence)
-            if brings_token:
+            if count:
                 given[sequence.tenant] = given.get(sequence.tenant, 0) + 1
         for tenant, tokens in given.items():
             self.shares.charge(tenant, tokens)
-        return samples
+        return choices
+
+    def accept(self, sequence: TokenSequence, drafts: int) -> None:
+        """Note that so many of the drafts have come true: their KV is written."""
+        sequence.computed += drafts
+        self.shares.charge(sequence.tenant, drafts)
+        if sequence.computed // self.pool.page_size > sequence.shared_pages and sequence.root is not None:
+            self.running.sharing.publish(sequence)
 
     def make_room(self, pages: int, now_s: float) -> list[TokenSequence]:
         """Preempt the last in rank until at most so many pages are held."""
@@ -131,6 +151,21 @@ class Scheduler:
         self.running.check()
         self.waiting.check()
         self.running.preemption.check(list(self.waiting))
+
+    def _guess(self, chunks: list[Chunk], budget: int, rows: int) -> list[Chunk]:
+        """The chunks of decoding sequences, with drafts behind their last tokens; nobody makes way for a draft."""
+        self.speculation.begin(rows)
+        page_size = self.pool.page_size
+        longer = []
+        for sequence, start, end in chunks:
+            room = len(sequence.pages) * page_size - end
+            if not room and self.pool.available > len(self.running):
+                sequence.pages += self.pool.allocate(1)
+                room = page_size
+            sequence.drafts = self.speculation.guess(sequence, min(room, budget))
+            budget -= len(sequence.drafts)
+            longer.append(Chunk(sequence, start, end + len(sequence.drafts)))
+        return longer
 
     def _grow(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> bool:
         """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""

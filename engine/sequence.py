@@ -9,6 +9,7 @@ from typing import NamedTuple
 from engine.memory import Page, page_hash
 from engine.params import SamplingParams
 from engine.rules import TokenRules
+from engine.speculation import PromptLookup
 from kernels.sampling import GREEDY_TEMPERATURE
 
 
@@ -88,6 +89,10 @@ class TokenSequence:
     """Tokens whose KV waits in the host's memory for its return."""
     cached_tokens: int = 0
     """Tokens that it found computed when it was first admitted."""
+    drafts: list[int] = field(default_factory=list)
+    """Tokens that this step computes after the known ones, on the guess that they come next."""
+    lookup: PromptLookup | None = None
+    """Where the guesses come from, once there was one to make."""
 
     def __post_init__(self) -> None:
         self.level = self.priority
@@ -119,6 +124,12 @@ class TokenSequence:
     def banned(self) -> tuple[int, ...]:
         """Token ids that may not come next."""
         return self.end_ids if len(self.tokens) < self.ends_from else ()
+
+    @property
+    def guessable(self) -> bool:
+        """Whether its next tokens are chosen by what `sampling` says and nothing else."""
+        plain = self.rules is None and self.logprobs < 0 and self.prompt_logprobs < 0
+        return plain and len(self.tokens) >= self.ends_from
 
     @property
     def complete(self) -> bool:

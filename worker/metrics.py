@@ -105,6 +105,8 @@ class _EngineCollector(Collector):
             ("headrace_prompt_tokens", "Prompt tokens of admitted requests", now.prompt_tokens),
             ("headrace_prompt_tokens_cached", "Prompt tokens that were found computed", now.cached_tokens),
             ("headrace_generation_tokens", "Tokens generated", now.generation_tokens),
+            ("headrace_drafted_tokens", "Tokens that were guessed ahead and computed", now.drafted_tokens),
+            ("headrace_accepted_tokens", "Guessed tokens that came true", now.accepted_tokens),
             ("headrace_preemptions", "Sequences that gave way to others", now.preemptions),
             ("headrace_swaps", "Preempted sequences whose KV was copied to the host", now.swaps),
             ("headrace_cache_evictions", "Cached pages that gave way to others", now.evictions),

@@ -38,6 +38,10 @@ def obstacle(config: EngineConfig) -> str | None:
     return None
 
 
+CHEAP_ROWS = 4
+"""So many rows are multiplied while their weights come from memory."""
+
+
 class CpuModel:
     """`engine.batch.Model` over the compiled library. One thread at a time may call it."""
 
@@ -76,6 +80,10 @@ class CpuModel:
             config.model, info.dtype, team.threads, library.isa, time.monotonic() - began_s,
         )  # fmt: skip
         return cls(config, model, team, info, dtype)
+
+    @property
+    def cheap_rows(self) -> int:
+        return CHEAP_ROWS
 
     @property
     def default_kv_bytes(self) -> int | None:
