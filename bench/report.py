@@ -400,7 +400,9 @@ def _method(parts: Data) -> list[str]:
         f" {' or '.join(map(str, threads))} threads each. Every side is a process"
         " of its own that stays loaded and is frozen (SIGSTOP) while another has its turn; in each round every side has"
         " one turn; before each turn the machine has to be quiet; prefix caches are emptied before each run. Every"
-        " output is checked to have all its tokens. A share of the limit is the time that the products and the reading"
+        " output is checked to have all its tokens. Headrace guesses tokens ahead by prompt lookup, its default, which"
+        " changes no token; the others do nothing of the kind, as is their default, and one side of Headrace shows"
+        " what it does without. A share of the limit is the time that the products and the reading"
         " of memory would take at the measured rates, one after the other, over the time taken.",
         "",
         "Made by `make bench-peers` and `python bench/engine.py`; every round is in `results.json`.",

@@ -24,6 +24,8 @@ LLAMA_SLOT_TOKENS = 768
 """A slot's context holds the longest request: prefix, prompt and output are 640 tokens at most."""
 PRECISIONS = {"bf16": "none", "int8": "int8", "gguf": "gguf"}
 """Headrace's sides, and the `quantization` of each."""
+UNGUESSED = "-unguessed"
+"""Without what `engine.speculation` does: the others have nothing of the kind switched on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,11 @@ class Roster:
             "kv_cache_bytes": KV_POOL_BYTES,
         }
         settings |= config
+        unguessed = ", no token guessed ahead" if settings.get("num_speculative_tokens") == 0 else ""
         weights = {"bf16": 2 * self._model.parameters, "int8": self._model.parameters}
         return self._spec(
             f"headrace-{precision}{suffix}",
-            f"Headrace, {precision.replace('gguf', 'the GGUF file as it is (4 bit)')}",
+            f"Headrace, {precision.replace('gguf', 'the GGUF file as it is (4 bit)')}{unguessed}",
             "headrace",
             {"config": settings},
             precision="bf16" if precision == "bf16" else "int8",
@@ -138,6 +141,7 @@ class Roster:
     def throughput(self) -> list[SideSpec]:
         """Who takes part in W1 and W2: offline work, so prompts may take whole steps, as with `LLM`."""
         sides = [self.headrace(precision, prefill_share=1.0) for precision in PRECISIONS]
+        sides.append(self.headrace("bf16", UNGUESSED, prefill_share=1.0, num_speculative_tokens=0))
         if vllm.interpreter() is not None:
             sides.append(self.vllm())
         if not llama.missing():
@@ -147,6 +151,7 @@ class Roster:
     def latency(self) -> list[SideSpec]:
         """Who takes part in W3: llama.cpp with the one slot that serves one request best."""
         sides = [self.headrace(precision) for precision in PRECISIONS]
+        sides += [self.headrace(precision, UNGUESSED, num_speculative_tokens=0) for precision in ("bf16", "gguf")]
         if vllm.interpreter() is not None:
             sides.append(self.vllm())
         if not llama.missing():
