@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import redis
 import sqlalchemy as sa
 from headrace import Client
 from headrace.contract import Job, JobStatus
@@ -242,7 +243,10 @@ class Stage:
         """Whether it holds nothing, or is gone."""
         if worker.process.poll() is not None:
             return True
-        answer = self.place.app.control.inspect([worker.node], timeout=1.0).stats() or {}
+        try:
+            answer = self.place.app.control.inspect([worker.node], timeout=1.0).stats() or {}
+        except redis.ConnectionError:  # a connection from before the broker's death
+            return False
         if worker.node not in answer:
             return False
         pool = answer[worker.node]["pool"]
@@ -255,8 +259,9 @@ class Stage:
 
     def _lasting_keys(self) -> list[str]:
         """Keys that have no time to live. Kombu's bindings are few, and meant to stay."""
-        redis = self.place.redis
-        return [key.decode() for key in redis.scan_iter("*") if redis.ttl(key) == -1 and not key.startswith(b"_kombu.")]
+        broker = self.place.redis
+        lasting = (key for key in broker.scan_iter("*") if broker.ttl(key) == -1)
+        return [key.decode() for key in lasting if not key.startswith(b"_kombu.")]
 
     def stories(self) -> dict[str, list[Seen]]:
         return dict(self.witness.stories())
