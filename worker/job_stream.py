@@ -22,30 +22,30 @@ class Outgoing:
     """Commands for Redis, composed once and sent until Redis takes them: readers skip what comes twice."""
 
     def __init__(self) -> None:
-        self._commands: list[tuple[str, tuple[Any, ...]]] = []
+        self._commands: list[tuple[str | bytes | int, ...]] = []
 
     def append(self, key: str, event: StateEvent | TokenEvent) -> None:
-        self._commands.append(("xadd", (key, {"event": event.model_dump_json(exclude_none=True)})))
+        self._commands.append(("XADD", key, "*", "event", event.model_dump_json(exclude_none=True)))
 
     def expire(self, key: str) -> None:
-        self._commands.append(("expire", (key, STREAM_TTL_S)))
+        self._commands.append(("EXPIRE", key, STREAM_TTL_S))
 
     def delete(self, key: str) -> None:
-        self._commands.append(("delete", (key,)))
+        self._commands.append(("DEL", key))
 
     def result(self, key: str, value: bytes | str, ttl_s: int, anew: bool) -> None:
         """A Celery result, as its backend would store it; `anew` if none that is there is to be replaced."""
-        self._commands.append(("set", (key, value, ttl_s, None, anew)))
-        self._commands.append(("publish", (key, value)))
+        self._commands.append(("SET", key, value, "EX", ttl_s, *(["NX"] if anew else [])))
+        self._commands.append(("PUBLISH", key, value))
 
     def publish_end(self, job_id: str) -> None:
-        self._commands.append(("publish", (DONE_CHANNEL, job_id)))
+        self._commands.append(("PUBLISH", DONE_CHANNEL, job_id))
 
     def send(self, client: redis.Redis) -> list[Any]:
         """What Redis answered to each command, in one round trip."""
         with client.pipeline(transaction=False) as pipe:
-            for name, arguments in self._commands:
-                getattr(pipe, name)(*arguments)
+            for command in self._commands:
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
             return pipe.execute(raise_on_error=False)
 
 
