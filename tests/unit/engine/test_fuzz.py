@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from headrace.contract import JobRequest, Reason
 from headrace.errors import BadRequest
 from headrace.sampling import SamplingFields
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.params import RequestRefused, SamplingParams
 from engine.request import FinishReason, RequestOutput
-from tests.unit.engine.bench import make_bench, scripted
+from tests.unit.engine.bench import expected, make_bench, scripted
 
 VOCAB = 262
 IDS = st.integers(0, VOCAB - 1)
@@ -57,20 +58,18 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
     "guided_choice": st.none() | WORDS.filter(bool),
     "guided_grammar": st.none() | st.sampled_from(['start: "a"', "start: nope", 'start: "a" start | "b"', ""]),
 }
-HOSTILE = st.sampled_from(
-    [
-        None, True, -1, 0, 2**63, 10**30, 2.5, math.nan, math.inf, -math.inf, 1e300, "", "x", "\ud800", "\x00", b"x",
-        [], [""], [-1], [VOCAB], [10**12], [None], ["\ud800"], {}, {"x": 1}, {-1: 1.0}, {VOCAB: 1.0}, {1: math.nan},
-        {1: 1e300}, {"type": "json_schema"}, {"type": []}, [[]], object,
-    ]
-)  # fmt: skip
+HOSTILE: list[Any] = [
+    None, True, -1, 0, 2**63, 10**30, 2.5, math.nan, math.inf, -math.inf, 1e300, "", "x", "\ud800", "\x00", b"x",
+    [], [""], [-1], [VOCAB], [10**12], [None], ["\ud800"], {}, {"x": 1}, {-1: 1.0}, {VOCAB: 1.0}, {1: math.nan},
+    {1: 1e300}, {"type": "json_schema"}, {"type": []}, [[]], object,
+]  # fmt: skip
 
 
 @st.composite
 def parameters(draw: st.DrawFn) -> dict[str, Any]:
     """A few parameters, most of them with values of their own kind."""
     names = draw(st.lists(st.sampled_from(sorted(GOOD)), max_size=6, unique=True))
-    return {name: draw(GOOD[name] if draw(st.integers(0, 5)) else HOSTILE) for name in names}
+    return {name: draw(GOOD[name] if draw(st.integers(0, 5)) else st.sampled_from(HOSTILE)) for name in names}
 
 
 def test_no_parameter_is_left_out() -> None:
@@ -90,10 +89,9 @@ def assert_sound(output: RequestOutput, params: SamplingParams) -> None:
         assert len(output.prompt_logprobs or ()) == len(output.prompt_token_ids)
 
 
-@settings(max_examples=100, deadline=None)
-@given(params=parameters(), prompt=st.sampled_from(["ab", "a longer prompt", "<<eos:2>>x"]))
-def test_the_engine_refuses_by_name_or_runs(params: dict[str, Any], prompt: str) -> None:
-    bench = make_bench(max_num_batched_tokens=9, max_num_seqs=3)
+def refuse_or_run(params: dict[str, Any], prompt: str) -> None:
+    """Either way the neighbour is undisturbed."""
+    bench = make_bench(pages=40, max_num_batched_tokens=9, max_num_seqs=3)
     bench.add("neighbour", "a neighbour", max_tokens=9)
     bench.step()
     try:
@@ -104,11 +102,23 @@ def test_the_engine_refuses_by_name_or_runs(params: dict[str, Any], prompt: str)
     else:
         refused = None
     outputs = bench.run()
-    assert outputs["neighbour"].text == make_bench().one("a neighbour", max_tokens=9).text
+    assert outputs["neighbour"].token_ids == expected("a neighbour", 9)
     if refused is None:
         assert_sound(outputs["fuzzed"], made)
     else:
         assert (refused.code, refused.param in GOOD, str(refused) != "") == (Reason.INVALID_REQUEST, True, True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(params=parameters(), prompt=st.sampled_from(["ab", "a longer prompt", "<<eos:2>>x"]))
+def test_the_engine_refuses_by_name_or_runs(params: dict[str, Any], prompt: str) -> None:
+    refuse_or_run(params, prompt)
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_no_value_of_any_parameter_does_anything_else(name: str) -> None:
+    for value in HOSTILE:
+        refuse_or_run({name: value}, "ab")
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.request import EngineRequest, FinishReason, RequestRefused, SamplingParams
-from tests.unit.engine.bench import ENDLESS, Bench, Clock, make_bench, scripted
+from tests.unit.engine.bench import ENDLESS, PAGE_BYTES, Bench, Clock, make_bench, scripted
 
 
 class TestAbort:
@@ -68,16 +68,25 @@ class TestAbort:
         self, data: st.DataObject, pages: int, seqs: int, budget: int
     ) -> None:
         """https://github.com/LMCache/LMCache/issues/3688, https://github.com/sgl-project/sglang/issues/1674"""
-        bench = make_bench(pages=pages, max_num_seqs=seqs, max_num_batched_tokens=budget)
+        swap = data.draw(st.sampled_from([0, 6 * PAGE_BYTES, 2**20]))
+        bench = make_bench(pages=pages, max_num_seqs=seqs, max_num_batched_tokens=budget, swap_space_bytes=swap)
         count = data.draw(st.integers(1, 8))
         for number in range(count):
-            prompt = data.draw(st.sampled_from(["p", "long prompt of some pages", "<<raise:2>>", "<<eos:3>>"]))
+            prompt = data.draw(st.sampled_from(["p", f"{number}: prompt of some pages", "<<raise:2>>", "<<eos:3>>"]))
             bench.add(
-                str(number), prompt, priority=data.draw(st.integers(0, 1)), max_tokens=data.draw(st.integers(0, 10))
+                str(number),
+                prompt,
+                priority=data.draw(st.integers(0, 1)),
+                max_tokens=data.draw(st.sampled_from([0, 1, 10, 30])),
             )
-            for _ in range(data.draw(st.integers(0, 4))):
+            for _ in range(data.draw(st.integers(0, 6))):
                 bench.step()
             bench.engine.abort(str(data.draw(st.integers(0, count))))
+            bench.engine.check()
+        for steps, victim in data.draw(st.lists(st.tuples(st.integers(1, 8), st.integers(0, count)), max_size=8)):
+            for _ in range(steps):
+                bench.step()
+            bench.engine.abort(str(victim))
             bench.engine.check()
         outputs = bench.run()
         assert sorted(outputs) == [str(number) for number in range(count)]

@@ -21,11 +21,14 @@ def test_a_preempted_request_waits_at_the_front_of_its_class() -> None:
     """https://github.com/vllm-project/vllm/issues/41951"""
     bench = Bench(pages=16, page_size=4, seqs=3, budget=64)
     running = [bench.add(prompt=16, output=16) for _ in range(3)]
+    bench.step()
     later = bench.add(prompt=4)
-    urgent_later = bench.add(prompt=60, output=2, priority=1)
+    first_of_its_tenant = bench.add(prompt=4, tenant="other")
+    of_another_class = bench.add(prompt=60, output=2, priority=1)
     bench.until(lambda: any(sequence.preemptions for sequence in running))
     assert [sequence.preemptions for sequence in running] == [0, 0, 1]
-    assert list(bench.scheduler.waiting.in_order(0.0)) == [running[2], later, urgent_later]
+    order = list(bench.scheduler.waiting.in_order(0.0))
+    assert order == [running[2], first_of_its_tenant, later, of_another_class]
 
 
 def test_a_preempted_request_starts_over_and_keeps_its_tokens() -> None:
