@@ -159,7 +159,9 @@ def test_page_totals_hold_under_a_hundred_thousand_random_operations() -> None:
             contents |= {move.target: contents[move.source] for move in pool.compact(rng.randint(1, 5))}
         elif pool.held <= (total := rng.randint(8, 36)):
             contents |= {move.target: contents[move.source] for move in pool.resize(total)}
-        pool.check([page for pages in requests for page in pages])
+        held = [page for pages in requests for page in pages]
+        pool.check(held)
+        assert (pool.held, pool.available) == (len(set(held)), pool.total - len(set(held))), f"turn {turn}"
         assert all(contents[page.id] is page for pages in requests for page in pages), f"turn {turn}"
     for pages in requests:
         pool.release(pages)
