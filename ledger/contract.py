@@ -338,6 +338,10 @@ class LedgerProtocol(Protocol):
         `failed`/`dead_letter` past `max_attempts`, else `queued` with an outbox row), and queued past its deadline."""
         ...
 
+    def stale_leases(self, for_s: float) -> int:
+        """How many running jobs have had no live lease for `for_s` seconds."""
+        ...
+
     def prune(self, retention: Retention, limit: int = 500) -> Pruned:
         """Forget what ended long enough ago, at most `limit` of each kind; nothing that waits or runs."""
         ...

@@ -160,7 +160,6 @@ class Ledger(LedgerProtocol):
         return self._database.write(lambda c: dispatches.reap(c, limit))
 
     def stale_leases(self, for_s: float) -> int:
-        """How many running jobs have had no live lease for `for_s` seconds."""
         return self._database.read(lambda c: dispatches.stale_leases(c, for_s))
 
     def prune(self, retention: Retention, limit: int = 500) -> Pruned:

@@ -25,8 +25,10 @@ TEND_S = 1.0
 PRUNE_S = 60.0
 """Between two looks for what is to be forgotten."""
 KEPT_FOR_GOOD = Retention()
-TERM_S = 3.0
-"""A relay that has died is replaced as the elected one after this long. Leases that are shorter are reaped later."""
+TERM_S = 5.0
+"""A relay that has died is replaced as the elected one after this long."""
+OVERDUE_S = 0.5
+"""What nobody has reaped for this long after its lease ran out, any relay reaps."""
 GRACE_S = 5.0
 """After the database was away, workers have this long to renew leases that ran out meanwhile, before they count."""
 LATE_S = 1.0
@@ -138,7 +140,10 @@ class Relay:
         return count
 
     def tend(self) -> None:
-        """If this relay is the elected one: reap, raise what is aged, look for lost messages, and prune."""
+        """If this relay is the elected one: reap, raise what is aged, look for lost messages, and prune.
+
+        If it is not, it reaps what is overdue: the elected one may just have died.
+        """
         asked_s = time.monotonic()
         try:
             elected = self._ledger.elect(ROLE, self._owner, TERM_S)
@@ -148,11 +153,11 @@ class Relay:
         answered_s = time.monotonic()
         if self._reap_from_s is None or answered_s - asked_s > LATE_S:
             self._reap_from_s = answered_s + GRACE_S
-        if not elected:
-            return
-        if self._reap_from_s <= time.monotonic():
+        if self._reap_from_s <= time.monotonic() and (elected or self._ledger.stale_leases(OVERDUE_S)):
             while self._ledger.reap(_BATCH) >= _BATCH:
                 pass
+        if not elected:
+            return
         if self._ledger.raise_aged(self._aging_s, self._windows):
             self.wake()
         if self._reconciler is not None:

@@ -107,6 +107,18 @@ def test_it_reaps_and_publishes_what_it_reaped(
     wait_until(lambda: seen.held(["m"]) == {lease.job_id})
 
 
+def test_what_is_overdue_is_reaped_while_the_elected_one_is_dead(
+    running: Running, desk: Any, ledger: Ledger, seen: Any, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "TEND_S", 0.1)
+    assert ledger.elect(relay_module.ROLE, "a relay that dies now", 60)
+    lease = desk.running(lease_s=-1)
+    ledger.sent([row.id for row in ledger.outbox(10)])
+    running.start(broker_url)
+    wait_until(lambda: seen.held(["m"]) == {lease.job_id})
+    assert not ledger.elect(relay_module.ROLE, "r1", 60), "nobody was elected for it"
+
+
 def test_a_flushed_broker_is_filled_again_within_seconds(
     running: Running, desk: Any, seen: Any, broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
