@@ -33,6 +33,8 @@ BATCH_ROWS = 256
 ENOUGH_ROWS = 32
 """These are worth a transaction at once."""
 BATCH_S = 0.02
+NAP_S = 0.005
+"""How often what has come is looked at, until it is worth a transaction."""
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 2.0
 LAST_TRY_S = 11.0
@@ -154,8 +156,9 @@ class Writer(threading.Thread):
         self._take(max(0.0, wake_s - now))
         quiet_at_s = self._flushed_s + BATCH_S
         while len(self._backlog) < ENOUGH_ROWS and (left_s := quiet_at_s - time.monotonic()) > 0:
-            if not self._take(left_s):
-                break
+            # Orders come one by one: whoever waits for each takes the interpreter from the thread that brings the next.
+            time.sleep(min(left_s, NAP_S))
+            self._take(0.0)
 
     def _take(self, timeout_s: float) -> bool:
         try:
