@@ -118,9 +118,8 @@ def run(lanes: dict[str, Sequence[Sequence[str]]]) -> int:
 def main() -> None:
     began_s = time.monotonic()
     status = run({name: [(*PYTEST, *part, *sys.argv[1:]) for part in parts] for name, parts in LANES.items()})
-    print(
-        f"\nthe whole suite: {'passed' if status == 0 else 'FAILED'}, {(time.monotonic() - began_s) / 60:.1f} minutes"
-    )
+    minutes = (time.monotonic() - began_s) / 60
+    print(f"\nThe whole suite {'failed' if status else 'passed'} in {minutes:.1f} minutes")
     sys.exit(status)
 
 
