@@ -258,10 +258,12 @@ class Stage:
         )
 
     def _lasting_keys(self) -> list[str]:
-        """Keys that have no time to live. Kombu's bindings are few, and meant to stay."""
+        """Keys that have no time to live. Kombu's bindings are few, and meant to stay; a worker that was slow to answer
+        `inspect` told nobody."""
         broker = self.place.redis
         lasting = (key for key in broker.scan_iter("*") if broker.ttl(key) == -1)
-        return [key.decode() for key in lasting if not key.startswith(b"_kombu.")]
+        names = (key.decode() for key in lasting)
+        return [name for name in names if not name.startswith("_kombu.") and not name.endswith(".reply.celery.pidbox")]
 
     def stories(self) -> dict[str, list[Seen]]:
         return dict(self.witness.stories())
