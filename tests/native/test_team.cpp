@@ -18,7 +18,7 @@ static void claims_and_barriers(int size) {
         team.run([&](int worker) {
             CHECK(worker >= 0 && worker < size);
             for (int phase = 0; phase < kPhases; phase++) {
-                while (Range mine = team.claim(kPieces, 1 + phase % 4))
+                while (Range mine = team.claim(worker, kPieces))
                     for (int64_t i = mine.begin; i < mine.end; i++) done[i]++;
                 team.barrier();
                 for (int count : done) CHECK(count == phase + 1);

@@ -6,8 +6,8 @@ namespace {
 
 // Calls body(begin, end) until all rows are done.
 template <class Body> void share_rows(Team* team, int64_t rows, const Body& body) {
-    team->run([&](int) {
-        while (Range mine = team->claim(rows)) body(mine.begin, mine.end);
+    team->run([&](int worker) {
+        while (Range mine = team->claim(worker, rows)) body(mine.begin, mine.end);
     });
 }
 

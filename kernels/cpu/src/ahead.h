@@ -53,4 +53,25 @@ class Ahead {
     int64_t next_ = 0, at_ = 0, end_ = 0;
 };
 
+// The beginning of what a worker multiplies next, fetched before it comes to a barrier. Products of few rows are bound by
+// memory, which is idle between them.
+class Lead {
+  public:
+    void aim(const uint8_t* begin, const uint8_t* end) {
+        at_ = begin;
+        end_ = end;
+    }
+
+    // The next lines of it.
+    void fetch() {
+        const uint8_t* stop = at_ + std::min<int64_t>(kBytes, end_ - at_);
+        for (; at_ < stop; at_ += kLineBytes) prefetch(at_);
+    }
+
+  private:
+    static constexpr int64_t kBytes = 16 * 1024;
+    const uint8_t* at_ = nullptr;
+    const uint8_t* end_ = nullptr;
+};
+
 } // namespace headrace

@@ -9,9 +9,9 @@ namespace headrace::HEADRACE_ISA {
 inline int64_t read_bytes(Team& team, const uint8_t* bytes, int64_t count) {
     constexpr int64_t kPiece = 64 * 1024;
     std::atomic<int64_t> total{0};
-    team.run([&](int) {
+    team.run([&](int worker) {
         int64_t mine = 0;
-        while (Range range = team.claim(count / kPiece))
+        while (Range range = team.claim(worker, count / kPiece))
             for (const uint8_t* at = bytes + range.begin * kPiece; at < bytes + range.end * kPiece; at += 64) {
                 __builtin_prefetch(at + 4096, 0, 2);
                 uint32_t numbers[16];

@@ -201,12 +201,12 @@ void multiply_tile(const Weights& weights, const Activations& x, int64_t begin, 
 // afterwards. Rows that would not stay in the cache together pass by the tiles in several passes. `also` is what to fetch
 // meanwhile.
 template <class Of, class Epilogue>
-void linear_of(Team& team, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue,
+void linear_of(Team& team, int worker, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue,
                Ahead& also) {
     constexpr int64_t kBlock = Kernels<Of>::kRows;
     const int64_t most = std::max(kBlock, kCachedBytes / x.stride_bytes / kBlock * kBlock);
     const int64_t passes = (rows + most - 1) / most, tiles = weights.tiles();
-    while (Range mine = team.claim(passes * tiles)) {
+    while (Range mine = team.claim(worker, passes * tiles)) {
         for (int64_t piece = mine.begin; piece < mine.end; piece++) {
             const int64_t pass = piece / tiles;
             multiply_tile<Of>(weights, x, rows * pass / passes, rows * (pass + 1) / passes, piece % tiles, epilogue,
@@ -216,13 +216,14 @@ void linear_of(Team& team, const Weights& weights, const Activations& x, int64_t
 }
 
 template <class Epilogue>
-void linear(Team& team, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue, Ahead& also) {
+void linear(Team& team, int worker, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue,
+            Ahead& also) {
     switch (weights.format) {
-    case Format::kF32: return linear_of<FormatF32>(team, weights, x, rows, epilogue, also);
-    case Format::kBf16: return linear_of<FormatBf16>(team, weights, x, rows, epilogue, also);
-    case Format::kInt8: return linear_of<FormatInt8>(team, weights, x, rows, epilogue, also);
-    case Format::kInt8G32: return linear_of<FormatInt8G32>(team, weights, x, rows, epilogue, also);
-    case Format::kU4G32: return linear_of<FormatU4G32>(team, weights, x, rows, epilogue, also);
+    case Format::kF32: return linear_of<FormatF32>(team, worker, weights, x, rows, epilogue, also);
+    case Format::kBf16: return linear_of<FormatBf16>(team, worker, weights, x, rows, epilogue, also);
+    case Format::kInt8: return linear_of<FormatInt8>(team, worker, weights, x, rows, epilogue, also);
+    case Format::kInt8G32: return linear_of<FormatInt8G32>(team, worker, weights, x, rows, epilogue, also);
+    case Format::kU4G32: return linear_of<FormatU4G32>(team, worker, weights, x, rows, epilogue, also);
     }
 }
 

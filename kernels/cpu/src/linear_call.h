@@ -7,12 +7,12 @@
 namespace headrace::HEADRACE_ISA {
 
 template <class Epilogue> void run_linear(Team& team, const LinearJob& job, const Epilogue& epilogue) {
-    team.run([&](int) {
+    team.run([&](int worker) {
         Ahead nothing;
         if (job.bias) {
-            linear(team, job.weights, job.x, job.rows, AddBias<Epilogue>{job.bias, epilogue}, nothing);
+            linear(team, worker, job.weights, job.x, job.rows, AddBias<Epilogue>{job.bias, epilogue}, nothing);
         } else {
-            linear(team, job.weights, job.x, job.rows, epilogue, nothing);
+            linear(team, worker, job.weights, job.x, job.rows, epilogue, nothing);
         }
     });
 }
@@ -21,7 +21,7 @@ inline void run_best(Team& team, const LinearJob& job) {
     std::vector<Best> best(size_t(team.size() * job.rows), Best::none());
     team.run([&](int worker) {
         Ahead nothing;
-        linear(team, job.weights, job.x, job.rows, KeepBest{best.data() + worker * job.rows}, nothing);
+        linear(team, worker, job.weights, job.x, job.rows, KeepBest{best.data() + worker * job.rows}, nothing);
     });
     for (int64_t row = 0; row < job.rows; row++) {
         Best all = Best::none();

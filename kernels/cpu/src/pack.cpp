@@ -186,9 +186,9 @@ void pack_row(const Weights& to, const Row& row, uint8_t* tile, int lane, std::v
 } // namespace
 
 void pack(Team& team, const Weights& to, const Row* rows, uint8_t* bytes) {
-    team.run([&](int) {
+    team.run([&](int worker) {
         std::vector<float> floats(size_t((to.inputs + 63) / 64 * 64), 0.0f);
-        while (Range mine = team.claim(to.tiles()))
+        while (Range mine = team.claim(worker, to.tiles()))
             for (int64_t t = mine.begin; t < mine.end; t++) {
                 uint8_t* tile = bytes + t * to.tile_bytes();
                 std::memset(tile, 0, size_t(to.tile_bytes()));

@@ -73,7 +73,7 @@ template <class T> class StepWalk {
         embed();
         for (int64_t i = 0; i < model_.layers; i++) {
             attention(step_.layers[size_t(i)], i);
-            mlp(step_.layers[size_t(i)]);
+            mlp(step_.layers[size_t(i)], i);
         }
     }
 
@@ -102,7 +102,7 @@ template <class T> class StepWalk {
 
   private:
     void embed() {
-        while (Range mine = team_.claim(rows_.end - rows_.begin)) {
+        while (Range mine = team_.claim(member_, rows_.end - rows_.begin)) {
             for (int64_t row = rows_.begin + mine.begin; row < rows_.begin + mine.end; row++) {
                 unpack_row(model_.embedding, step_.work.token_ids[row], residual_ + row * model_.hidden);
             }
@@ -115,13 +115,14 @@ template <class T> class StepWalk {
         const int64_t queries = heads.heads * heads.head_size, projected = layer.qkv.outputs;
         float* qkv = step_.qkv.as<float>();
         multiply_rows(layer.qkv, nullptr, rows_, norm_of(layer.attention_norm), StoreFloat{qkv, projected});
+        lead_to(layer.output);
         end(Phase::kQkv);
 
         uint8_t* kv = step_.kv + index * model_.layer_bytes;
         const int64_t q_stride = projected * int64_t(sizeof(float) / sizeof(Element));
         RotaryLayer rotary{qkv, qkv, kv, layer.qkv_bias, layer.q_norm, layer.k_norm, model_.cos_sin, projected, q_stride,
                            model_.norm_eps, 1};
-        while (Range mine = team_.claim(rows_.end - rows_.begin)) {
+        while (Range mine = team_.claim(member_, rows_.end - rows_.begin)) {
             rotary_kv_write(share_.shape, heads, rotary, rows_.begin + mine.begin, rows_.begin + mine.end);
         }
         end(Phase::kRotary);
@@ -136,14 +137,17 @@ template <class T> class StepWalk {
             keep_sampled(queries);
         }
         multiply_stored(layer.output, layer.output_bias, rows_, attended_, add_to_residual());
+        lead_to(layer.gate_up);
         end(Phase::kOutput);
     }
 
-    void mlp(const StepLayer& layer) {
+    void mlp(const StepLayer& layer, int64_t index) {
         multiply_rows(layer.gate_up, layer.gate_up_bias, rows_, norm_of(layer.mlp_norm),
                       SiluMultiply<Element>{gated_, model_.inner, model_.inner});
+        lead_to(layer.down);
         end(Phase::kGateUp);
         multiply_stored(layer.down, layer.down_bias, rows_, gated_, add_to_residual());
+        lead_to(index + 1 < model_.layers ? step_.layers[size_t(index + 1)].qkv : model_.head);
         end(Phase::kDown);
     }
 
@@ -186,8 +190,16 @@ template <class T> class StepWalk {
 
     // Waits for all workers at the end of a phase.
     void end(Phase phase) {
+        lead_.fetch();
         team_.barrier();
         watch_.lap(phase);
+    }
+
+    // What this worker begins the next product with is fetched from now on, if that product has few rows.
+    void lead_to(const Weights& weights) {
+        if (rows_.end - rows_.begin > kOwnRows) return;
+        const int64_t tiles = weights.tiles();
+        lead_.aim(weights.tile(team_.segment(member_, tiles)), weights.tile(team_.segment(member_ + 1, tiles)));
     }
 
     // Sources of the rows that a product takes.
@@ -233,9 +245,9 @@ template <class T> class StepWalk {
             epilogue(rows.begin + row, column, sums, count);
         };
         if (bias) {
-            linear(team_, weights, x, rows.end - rows.begin, AddBias<decltype(at)>{bias, at}, kv_ahead_);
+            linear(team_, member_, weights, x, rows.end - rows.begin, AddBias<decltype(at)>{bias, at}, kv_ahead_);
         } else {
-            linear(team_, weights, x, rows.end - rows.begin, at, kv_ahead_);
+            linear(team_, member_, weights, x, rows.end - rows.begin, at, kv_ahead_);
         }
     }
 
@@ -248,7 +260,7 @@ template <class T> class StepWalk {
         if (own) {
             for (int64_t row = 0; row < count; row++) write_inputs(weights, source(rows.begin + row), row, to);
         } else {
-            while (Range mine = team_.claim(count)) {
+            while (Range mine = team_.claim(member_, count)) {
                 for (int64_t row = mine.begin; row < mine.end; row++) {
                     write_inputs(weights, source(rows.begin + row), row, to);
                 }
@@ -270,6 +282,7 @@ template <class T> class StepWalk {
     Element* attended_;
     Element* gated_;
     Ahead kv_ahead_; // what the next attention reads
+    Lead lead_;
 };
 
 // Every worker of `team` calls this.

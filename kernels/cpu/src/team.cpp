@@ -45,7 +45,7 @@ void Gate::advance() {
     }
 }
 
-Team::Team(int size) : size_(std::max(1, size)) {
+Team::Team(int size) : size_(std::max(1, size)), claimed_(size_t(size_)) {
     for (int worker = 1; worker < size_; worker++) threads_.emplace_back([this, worker] { work(worker); });
 }
 
@@ -59,7 +59,7 @@ void Team::run_erased(Erased call, const void* body) {
     std::lock_guard<std::mutex> lock(one_run_);
     call_ = call;
     body_ = body;
-    claimed_.store(0, std::memory_order_relaxed);
+    unclaim();
     start_.advance();
     call(body, 0);
     barrier();
@@ -76,27 +76,37 @@ void Team::work(int worker) {
 
 void Team::barrier() {
     if (size_ == 1) {
-        claimed_.store(0, std::memory_order_relaxed);
+        unclaim();
         return;
     }
     uint32_t meeting = meeting_.value();
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
         arrived_.store(0, std::memory_order_relaxed);
-        claimed_.store(0, std::memory_order_relaxed);
+        unclaim();
         meeting_.advance();
     } else {
         meeting_.wait_past(meeting);
     }
 }
 
-Range Team::claim(int64_t total, int64_t grain) {
-    int64_t begin = claimed_.load(std::memory_order_relaxed);
-    for (;;) {
-        if (begin >= total) return {total, total};
-        int64_t share = (total - begin) / (2 * size_) / grain * grain;
-        int64_t end = size_ == 1 ? total : std::min(total, begin + std::max(share, grain));
-        if (claimed_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) return {begin, end};
+void Team::unclaim() {
+    for (Claimed& claimed : claimed_) claimed.count.store(0, std::memory_order_relaxed);
+}
+
+Range Team::claim(int worker, int64_t total) {
+    for (int other = worker; other < worker + size_; other++) {
+        const int owner = other % size_;
+        const int64_t begin = segment(owner, total), size = segment(owner + 1, total) - begin;
+        std::atomic<int64_t>& claimed = claimed_[size_t(owner)].count;
+        int64_t done = claimed.load(std::memory_order_relaxed);
+        while (done < size) {
+            const int64_t share = size_ == 1 ? size : std::max<int64_t>(1, (size - done) / 2);
+            if (claimed.compare_exchange_weak(done, done + share, std::memory_order_relaxed)) {
+                return {begin + done, begin + done + share};
+            }
+        }
     }
+    return {total, total};
 }
 
 } // namespace headrace

@@ -33,11 +33,12 @@ struct Range {
 
 // The thread that calls `run` is worker 0; size - 1 threads of the team are the others.
 //
-// Work is claimed, not dealt: whoever is free takes the next pieces, so that a worker whose core the system has lent to
-// somebody else delays only what it holds. There is one counter; it returns to 0 at the start of a run and at each
-// barrier, by the last worker to arrive. So a phase of a computation is
+// Work is claimed, not dealt: each worker takes the pieces of its own segment, and then what is left of the others', so
+// that a worker whose core the system has lent to somebody else delays only what it holds. Where a worker begins is known
+// beforehand. The counters return to 0 at the start of a run and at each barrier, by the last worker to arrive. So a phase
+// of a computation is
 //
-//     while (Range mine = team.claim(pieces)) ...;
+//     while (Range mine = team.claim(worker, pieces)) ...;
 //     team.barrier();
 //
 // with one claimed operation between two barriers.
@@ -58,17 +59,26 @@ class Team {
     // Every worker of the current run waits here for all others.
     void barrier();
 
+    // The first piece of a worker's own segment of 0..total.
+    int64_t segment(int worker, int64_t total) const { return total * worker / size_; }
+
     // The next piece or pieces of 0..total. Shares shrink as the rest does: large ones first for long streams through
-    // memory, small ones last so that all workers end together. A share is a multiple of `grain`, save the last.
-    Range claim(int64_t total, int64_t grain = 1);
+    // memory, small ones last so that all workers end together.
+    Range claim(int worker, int64_t total);
 
     // The next single piece of 0..total, or a number from `total` on: for pieces that stand in order, the costliest first.
-    int64_t claim_one() { return claimed_.fetch_add(1, std::memory_order_relaxed); }
+    int64_t claim_one() { return claimed_[0].count.fetch_add(1, std::memory_order_relaxed); }
 
   private:
     using Erased = void (*)(const void* body, int worker);
     void run_erased(Erased call, const void* body);
     void work(int worker);
+    void unclaim();
+
+    // How much of a segment is claimed.
+    struct alignas(64) Claimed {
+        std::atomic<int64_t> count{0};
+    };
 
     const int size_;
     std::mutex one_run_;
@@ -78,7 +88,7 @@ class Team {
     Gate start_;
     Gate meeting_;
     alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int64_t> claimed_{0};
+    std::vector<Claimed> claimed_;
     std::vector<std::thread> threads_;
 };
 
