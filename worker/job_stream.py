@@ -103,8 +103,8 @@ class JobStream:
         if status.terminal:
             for tail in self._tails:
                 out.append(self._key, tail)
-            if not self._streams and (self._attempt > 1 or self._running is None):
-                out.delete(self._key)
+            if not self._streams:
+                out.delete(self._key)  # whoever handed the job back may have saved something
 
     def _gather(self, delta: TokenDelta) -> None:
         """Add to what is to be saved; what comes after a gap is of no use."""

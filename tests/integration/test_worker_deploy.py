@@ -23,13 +23,13 @@ def test_a_rolling_restart_of_three_workers_loses_nothing(
     """celery 4354, 3802: a warm shutdown loses or reruns jobs."""
     options = {"step_s": 0.02, "WORKER__LEASE_S": LEASE_S, "WORKER__DRAIN_S": 0.5, "MODEL__MAX_NUM_SEQS": 4}
     workers = [start_worker(f"old{n}", **options) for n in range(3)]
-    jobs = [workplace.submit(prompt=f"job {n}", max_tokens=150).id for n in range(18)]
+    jobs = [workplace.submit(prompt=f"job {n}", max_tokens=400).id for n in range(18)]
     for n, worker in enumerate(workers):
         jobs += [workplace.submit(prompt=f"late {n}.{m}", max_tokens=20).id for m in range(4)]
         start_worker(f"new{n}", **options)
         assert worker.stop() == 0
     for job_id in jobs:
-        job = workplace.ended(job_id, within_s=45)
+        job = workplace.ended(job_id, within_s=60)
         assert (job.status, job.attempt) == (JobStatus.SUCCEEDED, 1)
     assert sum("goes on after" in worker.log for worker in workplace.workers), "what was handed back went on"
     assert all(loss == [] for loss in map(workplace.ledger.losses, jobs))

@@ -57,6 +57,7 @@ def test_no_way_in_unpickles_anything(
     job = workplace.submit(max_tokens=3)
     workplace.ended(job.id)
     key = b"celery-task-meta-" + job.id.encode()
+    eventually(lambda: workplace.redis.exists(key), 5, "the worker has stored its result")
     workplace.redis.set(key, pickle.dumps({"status": "SUCCESS", "result": Bomb(bomb)}))
     with Producer(workplace.broker_url) as producer, pytest.raises(Exception, match=r"."):
         producer.wait(job.id, timeout=0.5)

@@ -55,4 +55,5 @@ def door(module_settings: Settings) -> Iterator[tuple[str, dict[str, str]]]:
 def test_every_answer_is_as_described(case: Any, door: tuple[str, dict[str, str]]) -> None:
     url, headers = door
     response = case.call(base_url=url, headers=headers)
-    case.validate_response(response, checks=CHECKS)
+    may_be_unready = case.path == "/readyz"  # 503 is its answer when nobody has been heard of for a while
+    case.validate_response(response, checks=CHECKS[may_be_unready:])

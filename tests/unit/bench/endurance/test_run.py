@@ -15,7 +15,7 @@ from tests.unit.kernels.isas import needs_library
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_library]
 
-BOUNDS = Bounds(resident_bytes=300, objects=0.01, blocks=0.02)
+BOUNDS = Bounds(resident_bytes=300, objects=0.01, blocks=0.05)
 """A request makes some 20 tokens; one that leaves its output behind leaves some ten objects."""
 ROUNDS = 10
 WARM_UP = 4
