@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from typing import Any
 
+from bench import report_jobs
 from bench.floors import Shape, batch_floor_s, token_floor_s
 from bench.limits import Limits
 from bench.ratios import RATIOS
-
-Data = dict[str, Any]
+from bench.tables import Data, limits_line, middle, spread, table
 
 
 def page(data: Data) -> str:
@@ -22,14 +20,14 @@ def page(data: Data) -> str:
         ("w2", lambda part: _together("W2: the same behind one shared prefix", part)),
         ("w3", _one),
         ("start", _start),
-        ("jobs", _jobs),
+        ("jobs", report_jobs.jobs),
         ("stall", _stall),
         ("online", _online),
         ("sweep", _sweep),
-        ("naive", _naive),
-        ("noop", _noop),
-        ("cancel", _cancel),
-        ("rows", _rows),
+        ("naive", report_jobs.naive),
+        ("noop", report_jobs.noop),
+        ("cancel", report_jobs.cancel),
+        ("rows", report_jobs.rows),
     ]
     lines = ["# Headrace's speed", "", *_ratios(data)]
     for name, section in sections:
@@ -37,14 +35,6 @@ def page(data: Data) -> str:
             lines += [*section(parts[name]), ""]
     lines += [*_settings(parts), "", *_method(parts)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    return [
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(map(str, row)) + " |" for row in rows),
-    ]
 
 
 def _ratios(data: Data) -> list[str]:
@@ -68,7 +58,7 @@ def _ratios(data: Data) -> list[str]:
         return []
     head = ("", "Headrace", "the other", "times better", "in single rounds", "wanted")
     return [
-        *_table(head, rows),
+        *table(head, rows),
         "",
         "Medians of rounds in which the sides took turns. Over 1, Headrace is better, whatever is measured.",
         "",
@@ -81,33 +71,14 @@ def _unit(metric: str) -> tuple[float, str]:
     return {**units, "peak_bytes": (1e-6, "MB"), "itl_p99_ms": (1, "ms"), "jobs_per_s": (1, "jobs/s")}[metric]
 
 
-def _middle(side: Data, metric: str) -> float:
-    values: list[float] = [sample[metric] for sample in side["samples"]]
-    return median(values)
-
-
-def _spread(side: Data, metric: str) -> str:
-    values = [sample[metric] for sample in side["samples"]]
-    return f"{min(values):.4g} to {max(values):.4g}"
-
-
 def _limits(part: Data) -> tuple[Limits, Shape] | None:
     return (Limits(**part["limits"]), Shape(**part["shape"])) if "limits" in part and "shape" in part else None
-
-
-def _limits_line(part: Data) -> str:
-    found = Limits(**part["limits"])
-    return (
-        f"In the same run the machine read {found.read_bytes_per_s / 1e9:.0f} GB/s with {found.threads:g} threads"
-        f" ({found.read_one_thread_bytes_per_s / 1e9:.0f} with one) and computed {found.bf16_ops_per_s / 1e9:.0f} bf16"
-        f" and {found.int8_ops_per_s / 1e9:.0f} int8 Gop/s, as torch measures it."
-    )
 
 
 def _together(title: str, part: Data) -> list[str]:
     work, known, rows = part["work"], _limits(part), []
     for side in part["sides"].values():
-        seconds = _middle(side, "seconds")
+        seconds = middle(side, "seconds")
         share = "-"
         if known is not None:
             limits, shape = known
@@ -121,11 +92,11 @@ def _together(title: str, part: Data) -> list[str]:
         rows.append(
             [
                 side["title"] + (" *" if side["prompts"] < len(work["prompt_tokens"]) else ""),
-                f"{_middle(side, 'tokens_per_s'):.0f}",
-                _spread(side, "tokens_per_s"),
+                f"{middle(side, 'tokens_per_s'):.0f}",
+                spread(side, "tokens_per_s"),
                 f"{seconds:.1f}",
                 share,
-                f"{_middle(side, 'peak_bytes') / 1e6:.0f}" + (f" ({pool / 1e6:.0f})" if pool else ""),
+                f"{middle(side, 'peak_bytes') / 1e6:.0f}" + (f" ({pool / 1e6:.0f})" if pool else ""),
                 f"{agreed['first_token']:.0%}, {agreed['equal_tokens']:.0f}" if agreed else "-",
                 len(side["samples"]),
             ]
@@ -142,9 +113,9 @@ def _together(title: str, part: Data) -> list[str]:
         f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens ({sum(lengths)} in all{shared}),"
         f" {work['max_tokens']} new tokens each.",
         "",
-        *_table(head, rows),
+        *table(head, rows),
         "",
-        _limits_line(part),
+        limits_line(part),
         "A side marked * got a few of the prompts, evenly spaced in length; its seconds are extrapolated to all.",
     ]
 
@@ -153,7 +124,7 @@ def _one(part: Data) -> list[str]:
     work, known, rows = part["work"], _limits(part), []
     context = work["prompt_tokens"][0] + work["max_tokens"] // 2
     for side in part["sides"].values():
-        ms, share = _middle(side, "ms_per_token"), "-"
+        ms, share = middle(side, "ms_per_token"), "-"
         if known is not None:
             limits, shape = known
             share = f"{token_floor_s(shape, limits, side['weights_bytes'], context) * 1e3 / ms:.0%}"
@@ -161,9 +132,9 @@ def _one(part: Data) -> list[str]:
             [
                 side["title"],
                 f"{ms:.2f}",
-                _spread(side, "ms_per_token"),
+                spread(side, "ms_per_token"),
                 share,
-                f"{_middle(side, 'first_token_ms'):.1f}",
+                f"{middle(side, 'first_token_ms'):.1f}",
                 len(side["samples"]),
             ]
         )
@@ -174,9 +145,9 @@ def _one(part: Data) -> list[str]:
         f"{len(work['prompt_tokens'])} prompts of {work['prompt_tokens'][0]} tokens, {work['max_tokens']} new tokens"
         " each: the time for all tokens less the time for one.",
         "",
-        *_table(head, rows),
+        *table(head, rows),
         "",
-        _limits_line(part),
+        limits_line(part),
     ]
 
 
@@ -184,9 +155,9 @@ def _start(part: Data) -> list[str]:
     rows = [
         [
             side["title"],
-            f"{_middle(side, 'first_token_s'):.2f}",
-            _spread(side, "first_token_s"),
-            f"{_middle(side, 'loaded_s'):.2f}",
+            f"{middle(side, 'first_token_s'):.2f}",
+            spread(side, "first_token_s"),
+            f"{middle(side, 'loaded_s'):.2f}",
             len(side["samples"]),
         ]
         for side in part["sides"].values()
@@ -197,26 +168,7 @@ def _start(part: Data) -> list[str]:
         f"From the start of the process until the first token of a prompt of {part['prompt_tokens']} tokens is out;"
         " files and compiled code are cached from a start before.",
         "",
-        *_table(("", "s to the first token", "lowest to highest", "s to be ready", "rounds"), rows),
-    ]
-
-
-def _jobs(part: Data) -> list[str]:
-    rows = [
-        [side["title"], f"{_middle(side, 'tokens_per_s'):.0f}", _spread(side, "tokens_per_s"), len(side["samples"])]
-        for side in part["sides"].values()
-    ]
-    jobs = part["sides"]["jobs"]
-    return [
-        "## W1 as jobs",
-        "",
-        f"The prompts of W1 as {part['jobs']} Celery jobs, from the first submission until the last outcome has come"
-        " back through Celery, every state in the ledger (SQLite); and the engine alone, in turn.",
-        "",
-        *_table(("", "tokens/s", "lowest to highest", "rounds"), rows),
-        "",
-        f"Submitting took {_middle(jobs, 'submitted_s') * 1e3:.0f} ms of the {_middle(jobs, 'seconds'):.1f} s;"
-        f" a step held {_middle(jobs, 'mean_batch'):.0f} of the jobs on average.",
+        *table(("", "s to the first token", "lowest to highest", "s to be ready", "rounds"), rows),
     ]
 
 
@@ -226,7 +178,7 @@ def _stall(part: Data) -> list[str]:
         [
             "capped" if name.endswith("-capped") else "uncapped",
             f"{side['settings'].get('prefill_share', 1.0):g}",
-            *(f"{_middle(side, metric):.1f}" for metric in metrics),
+            *(f"{middle(side, metric):.1f}" for metric in metrics),
             len(side["samples"]),
         ]
         for name, side in part["sides"].items()
@@ -238,7 +190,7 @@ def _stall(part: Data) -> list[str]:
         f"{part['steady']} requests decode while {part['long_prompts']} prompts of {part['long_prompt_tokens']} tokens"
         " arrive: the time between two tokens of those that decode.",
         "",
-        *_table(head, rows),
+        *table(head, rows),
     ]
 
 
@@ -258,7 +210,7 @@ def _online(part: Data) -> list[str]:
         f"{part['requests']} requests of W1 that arrive at random (Poisson, the same moments for all sides),"
         f" {part['max_tokens']} new tokens each.",
         "",
-        *_table(head, rows),
+        *table(head, rows),
     ]
 
 
@@ -276,86 +228,7 @@ def _sweep(part: Data) -> list[str]:
         for sample in samples
     ]
     head = ("requests", "tokens of context", "tokens a page", "ms a step", "tokens/s", "of the limit")
-    return ["## A decode step of Headrace, bf16", "", *_table(head, rows), "", _limits_line(part)]
-
-
-def _naive(part: Data) -> list[str]:
-    whole = part["jobs"] * part["max_tokens"]
-    rows = [
-        [
-            side["title"],
-            f"{_middle(side, 'tokens_per_s'):.1f}",
-            _spread(side, "tokens_per_s"),
-            f"{whole / _middle(side, 'tokens_per_s'):.1f}",
-            len(side["samples"]),
-        ]
-        for side in part["sides"].values()
-    ]
-    return [
-        "## Against the worker that people write today",
-        "",
-        f"{part['jobs']} jobs with prompts of 32 to 256 tokens, {part['max_tokens']} new tokens each, submitted over"
-        " HTTP at once; every round has new prompts. The naive worker (Celery's own pool, `generate` for one job at a"
-        f" time) is slow, so each round gives it {part['naive_jobs']} of the jobs, evenly spaced in length, and its own"
-        " rate says how long all would take.",
-        "",
-        *_table(("", "tokens/s", "lowest to highest", "s for all jobs", "rounds"), rows),
-    ]
-
-
-def _noop(part: Data) -> list[str]:
-    cpu = "worker_cpu_us_per_job"
-    rows = [
-        [
-            side["title"],
-            f"{_middle(side, 'jobs_per_s'):.0f}",
-            _spread(side, "jobs_per_s"),
-            f"{_middle(side, cpu):.0f}" if cpu in side["samples"][0] else "-",
-            len(side["samples"]),
-        ]
-        for side in part["sides"].values()
-    ]
-    head = ("", "jobs/s", "lowest to highest", "µs of the worker's CPU a job", "rounds")
-    return [
-        "## Jobs that do nothing",
-        "",
-        f"{part['jobs']} jobs, from the first submission until each has its result in the database and its message is"
-        " acknowledged; both sides' ledgers are SQLite files, and both use one broker.",
-        "",
-        *_table(head, rows),
-    ]
-
-
-def _cancel(part: Data) -> list[str]:
-    [side] = part["sides"].values()
-    metrics = ("p50_ms", "p99_ms", "max_ms")
-    return [
-        "## Cancelling a running job",
-        "",
-        f"{side['title']}, in milliseconds: {part['cancels']} jobs one after the other while {part['running']} run. A"
-        f" job's pages are free before its end is written. At most {part['allowed_ms']:g} ms are wanted at p99.",
-        "",
-        *_table(("p50", "p99", "longest"), [[f"{_middle(side, metric):.1f}" for metric in metrics]]),
-    ]
-
-
-def _rows(part: Data) -> list[str]:
-    sides = part["sides"]
-    names = list(next(iter(sides.values()))["samples"][0])
-    rows = [[name, *(f"{_middle(side, name):.2f}" for side in sides.values())] for name in names]
-    scanned = {what for side in sides.values() for what, tables in side["scans"].items() if tables}
-    return [
-        f"## A ledger of {part['rows']} jobs",
-        "",
-        "Milliseconds, the median of a few calls. "
-        + (
-            f"A table is read from end to end by: {', '.join(sorted(scanned))}."
-            if scanned
-            else "Nothing reads a table from end to end without an index."
-        ),
-        "",
-        *_table(("", *sides), rows),
-    ]
+    return ["## A decode step of Headrace, bf16", "", *table(head, rows), "", limits_line(part)]
 
 
 def _settings(parts: Data) -> list[str]:
@@ -379,7 +252,7 @@ def _settings(parts: Data) -> list[str]:
         "",
         "; ".join(f"{name}: {value}" for name, value in machines.items()) + ".",
         "",
-        *_table(("side", "measured", "versions", "settings"), rows),
+        *table(("side", "measured", "versions", "settings"), rows),
     ]
 
 

@@ -156,7 +156,7 @@ class Scheduler:
         """The chunks of decoding sequences, with drafts behind their last tokens; nobody makes way for a draft."""
         self.speculation.begin(rows)
         page_size = self.pool.page_size
-        longer = []
+        guessed = []
         for sequence, start, end in chunks:
             room = len(sequence.pages) * page_size - end
             if not room and self.pool.available > len(self.running):
@@ -164,8 +164,8 @@ class Scheduler:
                 room = page_size
             sequence.drafts = self.speculation.guess(sequence, min(room, budget))
             budget -= len(sequence.drafts)
-            longer.append(Chunk(sequence, start, end + len(sequence.drafts)))
-        return longer
+            guessed.append(Chunk(sequence, start, end + len(sequence.drafts)))
+        return guessed
 
     def _grow(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> bool:
         """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""
