@@ -44,6 +44,26 @@ class AttentionMetadata:
     """What `Kernels.prepare` computed for this step; only its own implementation reads it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One layer's variant of causal attention."""
+
+    scale: float
+    """Of the products of queries and keys."""
+    window: int | None = None
+    """Tokens that a query sees, itself included; None for all before it. What lies behind it is never read."""
+    soft_cap: float | None = None
+    """Scores become cap * tanh(score / cap)."""
+    sinks: Tensor | None = None
+    """[H] float32: scores that take part in the softmax and carry no value."""
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window has one token at least, not {self.window}")
+        if self.soft_cap is not None and not self.soft_cap > 0:
+            raise ValueError(f"a soft cap is over 0, not {self.soft_cap}")
+
+
 class Linear(Protocol):
     """A weight in the form that its implementation likes best."""
 
@@ -104,17 +124,21 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Split qkv [T, H + 2G, D]; normalise q and k (optional, per head), rotate them, write k and v to their slots.
 
-        `cos_sin` is [most positions, 2, D / 2] float32; halves are rotated as in GPT-NeoX. Returns the
-        rotated q [T, H, D].
+        `cos_sin` is [most positions, 2, R / 2] float32: the first R of the D components of each head are rotated, by
+        halves as in GPT-NeoX, and those behind stay as they are. Returns the rotated q [T, H, D].
         """
         ...
 
-    def paged_attention(self, q: Tensor, kv: Any, meta: AttentionMetadata, scale: float) -> Tensor:
+    def paged_attention(self, q: Tensor, kv: Any, meta: AttentionMetadata, attention: Attention) -> Tensor:
         """Causal attention of q [T, H, D] over each request's pages -> [T, H, D]."""
         ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 * inner] -> silu(first half) * second half, [T, inner]."""
+        ...
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 * inner] -> gelu(first half, by its tanh form) * second half, [T, inner]."""
         ...
 
     def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.kv import KVLayout
-from kernels.protocol import AttentionMetadata, Linear
+from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference_attention import AttentionPlan, PagedKV, attend, kv_views, plan
 from kernels.reference_sampling import sample
 from kernels.sampling import Sampled, SamplingBatch
@@ -91,19 +91,23 @@ class ReferenceKernels:
             weight = torch.cat([q_norm.expand(heads, -1), k_norm.expand(kv_heads, -1)])
             qk = functional.rms_norm(qk, (head_size,), None, norm_eps).mul_(weight)
         cos, sin = cos_sin.index_select(0, meta.positions)[:, :, None].unbind(1)
-        first, second = qk.chunk(2, dim=-1)
-        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(qkv.dtype)
+        half = cos_sin.shape[2]
+        first, second, still = qk.tensor_split([half, 2 * half], dim=-1)
+        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin, still], dim=-1).to(qkv.dtype)
         attention: AttentionPlan = meta.plan
         kv.keys.index_copy_(0, attention.rows, rotated[:, heads:].flatten(1))
         kv.values.index_copy_(0, attention.rows, v.flatten(1))
         return rotated[:, :heads]
 
-    def paged_attention(self, q: Tensor, kv: PagedKV, meta: AttentionMetadata, scale: float) -> Tensor:
-        return attend(q, kv, meta.plan, scale)
+    def paged_attention(self, q: Tensor, kv: PagedKV, meta: AttentionMetadata, attention: Attention) -> Tensor:
+        return attend(q, kv, meta, attention)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return gelu_and_mul(gate_up)
 
     def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
         pages = page_view(storage, layout)
@@ -112,6 +116,12 @@ class ReferenceKernels:
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sample(logits, batch)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 * inner] -> gelu(first half, by its tanh form) * second half, [T, inner]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
 def _onednn_has(dtype: torch.dtype) -> bool:

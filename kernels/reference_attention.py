@@ -1,14 +1,14 @@
 """Paged attention in plain torch: gather each request's pages, then scaled dot product attention.
 
 Requests with one row are attended together, in groups of similar context length; longer chunks one
-by one. Which rows, which slots and which masks depends on the step alone, so it is planned once for
-all layers.
+by one. Which rows, which slots and which masks depends on the step and the window alone, so it is
+planned once for all layers that have the same window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.kv import KVLayout
-from kernels.protocol import AttentionMetadata
+from kernels.protocol import Attention, AttentionMetadata
 
 GROUP_COST_TOKENS = 200
 """One more group costs about as much as attending to this many padding tokens."""
@@ -50,7 +50,7 @@ def kv_views(storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[Page
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """n requests with one row each, padded to the longest of their contexts, C tokens."""
+    """n requests with one row each, padded to the most tokens that one of them sees, C."""
 
     rows: Tensor
     """[n] rows of the step."""
@@ -63,34 +63,49 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows of one request, the last of its C context tokens."""
+    """Consecutive rows of one request, the last of the C tokens that they see."""
 
     start: int
     end: int
     context: Tensor
     """[C] rows to gather."""
     mask: Tensor | None
-    """[rows, C], -inf after each row's own position; None if the chunk is the whole context."""
+    """[rows, C], -inf on what a row doesn't see; None if each sees all up to its own of C = rows tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the rows of a step see through one window."""
+
+    decodes: tuple[DecodeGroup, ...]
+    chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     rows: Tensor
     """[T] rows of `PagedKV` to write, int64."""
-    decodes: tuple[DecodeGroup, ...]
-    chunks: tuple[Chunk, ...]
+    dtype: torch.dtype
+    sights: dict[int | None, Sight] = field(default_factory=dict)
+    """By window; filled by the first layer that has it."""
 
 
 def plan(meta: AttentionMetadata, dtype: torch.dtype) -> AttentionPlan:
-    """Lay out one step's attention for all layers."""
+    """What all layers of one step share."""
+    return AttentionPlan(_rows(meta.layout, meta.slots.long()), dtype)
+
+
+def look(meta: AttentionMetadata, window: int | None, dtype: torch.dtype) -> Sight:
+    """Lay out one step's attention for all layers of one window."""
     starts = meta.query_start.tolist()
     contexts = meta.context_len.tolist()
+    reach = max(contexts) if window is None else window
     decodes = [r for r in range(len(contexts)) if starts[r + 1] - starts[r] == 1]
     chunks = [r for r in range(len(contexts)) if starts[r + 1] - starts[r] > 1]
-    return AttentionPlan(
-        rows=_rows(meta.layout, meta.slots.long()),
-        decodes=tuple(_decode_group(meta, g, contexts, dtype) for g in group_by_context(decodes, contexts)),
-        chunks=tuple(_chunk(meta, r, starts[r], starts[r + 1], contexts[r], dtype) for r in chunks),
+    seen = [min(context, reach) for context in contexts]
+    return Sight(
+        decodes=tuple(_decode_group(meta, group, seen, dtype) for group in group_by_context(decodes, seen)),
+        chunks=tuple(_chunk(meta, r, starts[r], starts[r + 1], contexts[r], reach, dtype) for r in chunks),
     )
 
 
@@ -108,33 +123,37 @@ def group_by_context(requests: Sequence[int], context_len: Sequence[int]) -> lis
     return groups
 
 
-def _decode_group(
-    meta: AttentionMetadata, requests: list[int], context_len: list[int], dtype: torch.dtype
-) -> DecodeGroup:
+def _decode_group(meta: AttentionMetadata, requests: list[int], seen: list[int], dtype: torch.dtype) -> DecodeGroup:
     device = meta.slots.device
     members = torch.tensor(requests, device=device)
-    lengths = meta.context_len[members].long()[:, None]
-    longest, shortest = context_len[requests[0]], context_len[requests[-1]]
+    lengths = torch.tensor([seen[request] for request in requests], device=device)[:, None]
+    longest, shortest = seen[requests[0]], seen[requests[-1]]
     tokens = torch.arange(longest, device=device)[None]
     mask = None
     if shortest < longest:
         mask = torch.zeros(len(requests), longest, dtype=dtype, device=device)
         mask = mask.masked_fill_(tokens >= lengths, float("-inf"))[:, None, None]
+    first = meta.context_len[members].long()[:, None] - lengths
     return DecodeGroup(
         rows=meta.query_start[members].long(),
-        context=_context(meta, members, tokens.minimum(lengths - 1)).flatten(),
+        context=_context(meta, members, first + tokens.minimum(lengths - 1)).flatten(),
         mask=mask,
         size=len(requests),
     )
 
 
-def _chunk(meta: AttentionMetadata, request: int, start: int, end: int, context: int, dtype: torch.dtype) -> Chunk:
+def _chunk(
+    meta: AttentionMetadata, request: int, start: int, end: int, context: int, reach: int, dtype: torch.dtype
+) -> Chunk:
     device = meta.slots.device
-    tokens = torch.arange(context, device=device)[None]
+    rows = end - start
+    first = max(0, context - rows - reach + 1)
+    tokens = torch.arange(first, context, device=device)[None]
     mask = None
-    if end - start < context:
-        own = torch.arange(context - (end - start), context, device=device)[:, None]
-        mask = torch.zeros(end - start, context, dtype=dtype, device=device).masked_fill_(tokens > own, float("-inf"))
+    if rows < context or rows > reach:
+        own = torch.arange(context - rows, context, device=device)[:, None]
+        mask = torch.zeros(rows, context - first, dtype=dtype, device=device)
+        mask.masked_fill_((tokens > own) | (tokens <= own - reach), float("-inf"))
     member = torch.tensor([request], device=device)
     return Chunk(start=start, end=end, context=_context(meta, member, tokens).flatten(), mask=mask)
 
@@ -156,17 +175,21 @@ def _rows(layout: KVLayout, slots: Tensor) -> Tensor:
     return begin + offsets * (layout.kv_heads * layout.head_size)
 
 
-def attend(q: Tensor, kv: PagedKV, plan: AttentionPlan, scale: float) -> Tensor:
-    """Causal attention of q [T, H, D] over each request's context."""
+def attend(q: Tensor, kv: PagedKV, meta: AttentionMetadata, attention: Attention) -> Tensor:
+    """Causal attention of q [T, H, D] over what each row sees of its request's context."""
+    planned: AttentionPlan = meta.plan
+    if attention.window not in planned.sights:
+        planned.sights[attention.window] = look(meta, attention.window, planned.dtype)
+    sight = planned.sights[attention.window]
     out = torch.empty_like(q)
-    for group in plan.decodes:
-        _attend_decodes(q, kv, group, scale, out)
-    for chunk in plan.chunks:
-        _attend_chunk(q, kv, chunk, scale, out)
+    for group in sight.decodes:
+        _attend_decodes(q, kv, group, attention, out)
+    for chunk in sight.chunks:
+        _attend_chunk(q, kv, chunk, attention, out)
     return out
 
 
-def _attend_decodes(q: Tensor, kv: PagedKV, group: DecodeGroup, scale: float, out: Tensor) -> None:
+def _attend_decodes(q: Tensor, kv: PagedKV, group: DecodeGroup, attention: Attention, out: Tensor) -> None:
     """The query heads that share a key head stand as one block of queries: [n, G, H / G, D]."""
     n, kv_heads, head_size = group.size, kv.kv_heads, q.shape[2]
     keys, values = (
@@ -174,11 +197,12 @@ def _attend_decodes(q: Tensor, kv: PagedKV, group: DecodeGroup, scale: float, ou
         for pool in (kv.keys, kv.values)
     )
     queries = q.index_select(0, group.rows).view(n, kv_heads, -1, head_size)
-    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask, scale=scale)
+    sinks = None if attention.sinks is None else attention.sinks.view(1, kv_heads, -1, 1)
+    attended = _weigh(queries, keys, values, group.mask, attention, sinks)
     out.index_copy_(0, group.rows, attended.reshape(n, -1, head_size))
 
 
-def _attend_chunk(q: Tensor, kv: PagedKV, chunk: Chunk, scale: float, out: Tensor) -> None:
+def _attend_chunk(q: Tensor, kv: PagedKV, chunk: Chunk, attention: Attention, out: Tensor) -> None:
     """The batch runs over key heads, the heads over the queries that share one: [G, H / G, rows, D]."""
     rows, kv_heads, head_size = chunk.end - chunk.start, kv.kv_heads, q.shape[2]
     shared = q.shape[1] // kv_heads
@@ -190,7 +214,38 @@ def _attend_chunk(q: Tensor, kv: PagedKV, chunk: Chunk, scale: float, out: Tenso
         for pool in (kv.keys, kv.values)
     )
     queries = q[chunk.start : chunk.end].view(rows, kv_heads, shared, head_size).permute(1, 2, 0, 3)
-    attended = scaled_dot_product_attention(
-        queries, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale
-    )
+    sinks = None if attention.sinks is None else attention.sinks.view(kv_heads, shared, 1, 1)
+    attended = _weigh(queries, keys, values, chunk.mask, attention, sinks, causal=chunk.mask is None)
     out[chunk.start : chunk.end] = attended.permute(2, 0, 1, 3).reshape(rows, -1, head_size)
+
+
+def _weigh(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    attention: Attention,
+    sinks: Tensor | None,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """Softmax-weighted values: queries [.., Q, D] over keys and values [.., C, D], with `sinks` [.., Q or 1, 1].
+
+    Torch's own operation knows neither caps nor sinks, so with them it is written out, in float32.
+    """
+    if attention.soft_cap is None and sinks is None:
+        return scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, scale=attention.scale
+        )
+    scores = queries.float() @ keys.float().transpose(-1, -2) * attention.scale
+    if attention.soft_cap is not None:
+        scores = attention.soft_cap * torch.tanh(scores / attention.soft_cap)
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[-2]]
+    return (weights @ values.float()).to(queries.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.model.rotary import rotary_table_of
 from engine.model.spec import ModelSpec
 from engine.model.weights import StoredTensor, Weights
-from kernels.protocol import AttentionMetadata, Kernels, Linear
+from kernels.protocol import Attention, AttentionMetadata, Kernels, Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Decoder:
         self.kernels = kernels
         self.dtype = dtype
         self.weights = weights
-        self._scale = 1 / math.sqrt(spec.head_size)
+        self._variant = Attention(scale=1 / math.sqrt(spec.head_size))
 
     def forward(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
         """Tokens [T] and the KV pool of each layer -> logits float32 [S, V] of `rows` [S]."""
@@ -88,7 +88,7 @@ class Decoder:
         q = kernels.rotary_kv_write(
             qkv, self.weights.cos_sin, meta, kv, layer.q_norm, layer.k_norm, norm_eps=spec.norm_eps
         )
-        attended = kernels.paged_attention(q, kv, meta, self._scale)
+        attended = kernels.paged_attention(q, kv, meta, self._variant)
         return layer.output(attended.view(len(x), -1))
 
 

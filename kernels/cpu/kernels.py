@@ -21,8 +21,8 @@ from kernels.cpu.linear import Then, linear
 from kernels.cpu.packing import Format, Matrix, Packed, Source, pack
 from kernels.cpu.sampling import Sampler
 from kernels.kv import KVLayout
-from kernels.protocol import AttentionMetadata, Linear
-from kernels.reference import TorchLinear
+from kernels.protocol import Attention, AttentionMetadata, Linear
+from kernels.reference import TorchLinear, gelu_and_mul
 from kernels.sampling import Sampled, SamplingBatch
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float32: np.float32, torch.bfloat16: np.uint16}
@@ -133,12 +133,19 @@ class CpuKernels:
             )
         )
 
-    def paged_attention(self, q: Tensor, kv: LayerKV, meta: AttentionMetadata, scale: float) -> Tensor:
-        heads = kv.heads(q.shape[1])
-        return to_torch(ops.paged_attention(self.team, meta.plan, heads, to_numpy(q), kv.arena, scale, kv.offset_bytes))
+    def paged_attention(self, q: Tensor, kv: LayerKV, meta: AttentionMetadata, attention: Attention) -> Tensor:
+        if attention.soft_cap is not None or attention.sinks is not None:
+            raise NotImplementedError("the CPU library's attention has neither soft caps nor sinks")
+        heads = replace(kv.heads(q.shape[1]), window_tokens=attention.window)
+        return to_torch(
+            ops.paged_attention(self.team, meta.plan, heads, to_numpy(q), kv.arena, attention.scale, kv.offset_bytes)
+        )
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         return to_torch(ops.silu_and_mul(self.team, to_numpy(gate_up)))
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        return gelu_and_mul(gate_up)  # torch's: the library has none
 
     def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
         offsets = ([layout.offset_bytes(page) for page in pages.tolist()] for pages in (source, target))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv import KVLayout
-from kernels.protocol import AttentionMetadata, Kernels
+from kernels.protocol import Attention, AttentionMetadata, Kernels
 from kernels.reference_attention import GROUP_COST_TOKENS, group_by_context
 
 EXTENTS = 2
@@ -48,7 +48,7 @@ class Ragged:
             self.tables.append([free.pop() for _ in range(count)])
         rows = sum(rows for rows, _ in self.requests)
         self.q = torch.randn(rows, self.heads, self.size, generator=generator).to(self.dtype)
-        self.scale = 1 / math.sqrt(self.size)
+        self.plain = Attention(scale=1 / math.sqrt(self.size))
 
     def metadata(self, rows: list[int]) -> AttentionMetadata:
         """The last `rows[r]` tokens of each request."""
@@ -77,23 +77,28 @@ class Ragged:
             layout=self.layout,
         )
 
-    def expected(self) -> Tensor:
+    def expected(self, attention: Attention) -> Tensor:
         out, start = [], 0
         shared = self.heads // self.kv_heads
         for (rows, context), keys, values in zip(self.requests, self.keys, self.values, strict=True):
             for row in range(rows):
-                seen = context - rows + row + 1
+                end = context - rows + row + 1
+                first = 0 if attention.window is None else max(0, end - attention.window)
                 for head in range(self.heads):
-                    k, v = keys[:seen, head // shared].double(), values[:seen, head // shared].double()
-                    weight = (k @ self.q[start + row, head].double() * self.scale).exp()
-                    out.append(weight @ v / weight.sum())
+                    k, v = keys[first:end, head // shared].double(), values[first:end, head // shared].double()
+                    score = k @ self.q[start + row, head].double() * attention.scale
+                    if attention.soft_cap is not None:
+                        score = (score / attention.soft_cap).tanh() * attention.soft_cap
+                    weight = score.exp()
+                    sink = 0 if attention.sinks is None else attention.sinks[head].double().exp()
+                    out.append(weight @ v / (weight.sum() + sink))
             start += rows
         return torch.stack(out).view_as(self.q)
 
 
-def attend(kernels: Kernels, batch: Ragged, kv: object) -> Tensor:
+def attend(kernels: Kernels, batch: Ragged, kv: object, attention: Attention) -> Tensor:
     meta = kernels.prepare(batch.metadata([rows for rows, _ in batch.requests]), batch.dtype)
-    return kernels.paged_attention(batch.q, kv, meta, batch.scale)
+    return kernels.paged_attention(batch.q, kv, meta, attention)
 
 
 def written(kernels: Kernels, batch: Ragged, stale: int = 0) -> object:
@@ -116,8 +121,8 @@ def test_mixed_batch_equals_the_formula(kernels: Kernels, size: int, heads: int,
     if kernels.name == "cpu" and page_size % 16:
         pytest.skip("pages of the CPU library hold a multiple of 16 tokens")
     batch = Ragged(MIXED, heads, kv_heads, size, page_size, torch.float32)
-    got = attend(kernels, batch, written(kernels, batch))
-    torch.testing.assert_close(got.double(), batch.expected(), rtol=1e-5, atol=1e-5)
+    got = attend(kernels, batch, written(kernels, batch), batch.plain)
+    torch.testing.assert_close(got.double(), batch.expected(batch.plain), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -125,26 +130,79 @@ def test_mixed_batch_equals_the_formula(kernels: Kernels, size: int, heads: int,
 )
 def test_bfloat16(kernels: Kernels, requests: list[tuple[int, int]]) -> None:
     batch = Ragged(requests, 9, 3, 64, 16, torch.bfloat16)
-    got = attend(kernels, batch, written(kernels, batch))
+    got = attend(kernels, batch, written(kernels, batch), batch.plain)
     assert got.dtype == torch.bfloat16
-    torch.testing.assert_close(got.double(), batch.expected(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(got.double(), batch.expected(batch.plain), rtol=2e-2, atol=2e-2)
 
 
 def test_memory_behind_the_context_is_never_read(kernels: Kernels) -> None:
     """Pages come from requests that have ended; whatever those left there, NaN (all bits set) too, must not leak."""
     batch = Ragged(MIXED, 4, 2, 64, 16, torch.float32)
     kv = written(kernels, batch, stale=0xFF)
-    got = attend(kernels, batch, kv)
-    torch.testing.assert_close(got.double(), batch.expected(), rtol=1e-5, atol=1e-5)
+    got = attend(kernels, batch, kv, batch.plain)
+    torch.testing.assert_close(got.double(), batch.expected(batch.plain), rtol=1e-5, atol=1e-5)
 
 
 def test_an_extreme_score_does_not_overflow(kernels: Kernels) -> None:
     batch = Ragged([(1, 40), (3, 12)], 2, 1, 64, 16, torch.float32)
     batch.keys = [keys * 100 for keys in batch.keys]
-    got = attend(kernels, batch, written(kernels, batch))
+    got = attend(kernels, batch, written(kernels, batch), batch.plain)
     assert torch.isfinite(got).all()
     best = int((batch.keys[0][:, 0] @ batch.q[0, 0]).argmax())
     torch.testing.assert_close(got[0, 0], batch.values[0][best, 0], rtol=1e-3, atol=1e-3)
+
+
+SINKS = torch.tensor([-1.0, 0.5, 3.0, 40.0])
+VARIANTS = {
+    "window": Attention(0.2, window=17),
+    "window of a page": Attention(0.2, window=16),
+    "window of one": Attention(0.2, window=1),
+    "wide window": Attention(0.2, window=1000),
+    "soft cap": Attention(0.6, soft_cap=2.0),
+    "sinks": Attention(0.2, sinks=SINKS),
+    "all": Attention(0.6, window=9, soft_cap=3.0, sinks=SINKS),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_variants_equal_the_formula(kernels: Kernels, variant: Attention, dtype: torch.dtype) -> None:
+    batch = Ragged([*MIXED, (60, 90), (12, 12)], 4, 2, 64, 16, dtype)
+    if kernels.name == "cpu" and (variant.soft_cap is not None or variant.sinks is not None):
+        with pytest.raises(NotImplementedError, match="neither soft caps nor sinks"):
+            attend(kernels, batch, written(kernels, batch), variant)
+        return
+    got = attend(kernels, batch, written(kernels, batch), variant)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), batch.expected(variant), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_layers_of_different_windows_share_a_step(kernels: Kernels) -> None:
+    batch = Ragged(MIXED, 4, 2, 64, 16, torch.float32)
+    kv = written(kernels, batch)
+    meta = kernels.prepare(batch.metadata([rows for rows, _ in batch.requests]), batch.dtype)
+    for window in (5, None, 30, 5):
+        variant = Attention(0.2, window=window)
+        got = kernels.paged_attention(batch.q, kv, meta, variant)
+        torch.testing.assert_close(got.double(), batch.expected(variant), rtol=1e-5, atol=1e-5)
+
+
+def test_pages_behind_the_window_are_never_read(kernels: Kernels) -> None:
+    """They may have been given back: their places in the block table lead to somebody else's page."""
+    batch = Ragged([(1, 300), (4, 100), (1, 40), (1, 16)], 4, 2, 64, 16, torch.float32)
+    kv = written(kernels, batch)
+    variant = Attention(0.2, window=20)
+    expected = batch.expected(variant)
+    stranger = batch.tables[3][0]
+    kept = [(context - rows - 19) // batch.page_size for rows, context in batch.requests]
+    batch.tables = [[stranger] * max(0, n) + table[max(0, n) :] for n, table in zip(kept, batch.tables, strict=True)]
+    torch.testing.assert_close(attend(kernels, batch, kv, variant).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("field", "value"), [("window", 0), ("soft_cap", 0.0), ("soft_cap", -1.0)])
+def test_senseless_variants_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=str(value)):
+        Attention(1.0, **{field: value})
 
 
 class TestGrouping:
