@@ -10,11 +10,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.model import open_files, revision
-from engine.model.decoder import to_torch
+from engine.model.assembly import to_torch
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
-from engine.model.hf_dir import HFDirectory, file_name
-from engine.model.spec import ModelSpec
+from engine.model.hf_dir import HFDirectory
+from engine.model.hf_names import LLAMA, Checkpoint
+from engine.model.spec import ModelSpec, RopeSpec
 from text.bundle import TextBundle
 
 LAYER_PARTS = ("attn_norm", "mlp_norm", "q", "k", "v", "o", "gate", "up", "down")
@@ -55,8 +56,10 @@ def _write_weights(files: GGUFFile, directory: Path) -> None:
     names = ["embedding", "norm", *([] if spec.tied_head else ["head"])]
     names += [f"{layer}.{part}" for layer in range(spec.layers) for part in LAYER_PARTS]
     model = LlamaForCausalLM(_llama_config(spec, files.text))
+    state = model.state_dict()
+    places = [(name, Checkpoint(LLAMA, spec, state).place(name)) for name in names]
     missing, unexpected = model.load_state_dict(
-        {file_name(name): to_torch(weights[name]) for name in names}, strict=False
+        {place.name: to_torch(weights[name]) for name, place in places if place is not None}, strict=False
     )
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise SystemExit(f"the conversion misses {missing} and has too much: {unexpected}")
@@ -65,7 +68,8 @@ def _write_weights(files: GGUFFile, directory: Path) -> None:
 
 
 def _llama_config(spec: ModelSpec, text: TextBundle) -> LlamaConfig:
-    if spec.architecture != "llama" or spec.qkv_bias or spec.mlp_bias or spec.rope.linear_factor != 1.0:
+    rope = spec.rope or RopeSpec(theta=0.0)
+    if spec.architecture != "llama" or spec.qkv_bias or spec.mlp_bias or rope != RopeSpec(rope.theta):
         raise SystemExit("the benchmark converts plain models of the Llama family only; name a Hugging Face directory")
     return LlamaConfig(
         vocab_size=spec.vocab_rows,
@@ -77,7 +81,7 @@ def _llama_config(spec: ModelSpec, text: TextBundle) -> LlamaConfig:
         intermediate_size=spec.inner_size,
         max_position_embeddings=spec.context_len,
         rms_norm_eps=spec.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope.theta},
+        rope_parameters={"rope_type": "default", "rope_theta": rope.theta},
         tie_word_embeddings=spec.tied_head,
         eos_token_id=list(text.eos_token_ids),
         dtype="bfloat16",

@@ -24,6 +24,8 @@ class EngineConfig:
     max_seq_len: int = 4096
     max_num_batched_tokens: int = 1024
     page_size: int = 16
+    sliding_window: int | None = None
+    """Most tokens that a token sees of those before it, itself included; None is what the model was made for."""
     kv_cache_bytes: int | None = None
     """Size of the KV pool; by default all that is left on a GPU, and 1 GiB on a CPU. Never more than is left."""
     gpu_memory_utilization: float = 0.85
@@ -53,6 +55,8 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, got {self.sliding_window}")
         for name in ("swap_space_bytes", "batch_window_ms", "num_speculative_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -13,11 +13,12 @@ from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import KVStorage
-from engine.model import open_files, revision, warn_of_window
-from engine.model.decoder import Decoder, build_weights
+from engine.model import ModelFiles, open_files, revision, spec_of
+from engine.model.assembly import build_weights
+from engine.model.decoder import Decoder
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
-from engine.model.hf_dir import HFDirectory, HFWeights
+from engine.model.hf_dir import HFWeights
 from engine.torch_storage import TorchStorage
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
@@ -43,20 +44,19 @@ class TorchModel:
         self._kv: Sequence[Any] = ()
 
     @classmethod
-    def load(cls, config: EngineConfig) -> Self:
+    def load(cls, config: EngineConfig, files: ModelFiles | None = None) -> Self:
         """Read, convert and pack the weights of the model that `config` names. `threads` holds for the process."""
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        files = open_files(config)
-        spec, text = files.spec, files.text
-        warn_of_window(config, spec)
+        files = files or open_files(config)
+        spec, text = spec_of(config, files), files.text
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         info = ModelInfo(
             revision=revision(config, files),
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
-            context_len=spec.usable_context_len,
+            context_len=spec.context_len,
             vocab_size=min(text.vocab_size, spec.vocab_rows),
             kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
             text=text,
@@ -171,11 +171,9 @@ class TorchModel:
         return token_ids, meta, rows
 
 
-def load_decoder(
-    config: EngineConfig, files: GGUFFile | HFDirectory, dtype: torch.dtype, device: torch.device
-) -> Decoder:
+def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Decoder:
     """The weights in `files`, converted and packed for the device."""
-    spec, kernels = files.spec, get_kernels(device)
+    spec, kernels = spec_of(config, files), get_kernels(device)
     with torch.inference_mode():
         weights = build_weights(
             spec,
@@ -184,7 +182,7 @@ def load_decoder(
             dtype=dtype,
             device=device,
             vocab_size=files.text.vocab_size,
-            positions=min(spec.usable_context_len, config.max_seq_len),
+            positions=min(spec.context_len, config.max_seq_len),
         )
     return Decoder(spec, weights, kernels, dtype)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,11 @@ from engine.config import EngineConfig
 from engine.cpu.cache import packed_path, read_packed, write_packed
 from engine.cpu.packed import PackedWeights, lay_out, new_block
 from engine.cpu.recipe import RECIPE_VERSION, Recipe, choose_format, norm_names, recipes
+from engine.model import ModelFiles, spec_of
 from engine.model.catalog import default_cache
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
-from engine.model.hf_dir import HFDirectory, HFWeights
+from engine.model.hf_dir import HFWeights
 from engine.model.rotary import rotary_table_of
 from engine.model.weights import StoredTensor, Weights
 from kernels.cpu.layers import Heads
@@ -37,9 +37,9 @@ from kernels.cpu.step import DecoderModel, Layer
 class Loader:
     """Packs one model's weights in memory, or finds them packed on disk, and makes a decoder of them."""
 
-    def __init__(self, config: EngineConfig, files: GGUFFile | HFDirectory, info: ModelInfo, dtype: str) -> None:
+    def __init__(self, config: EngineConfig, files: ModelFiles, info: ModelInfo, dtype: str) -> None:
         """`dtype`, float32 or bfloat16, is that of what isn't quantised."""
-        spec = files.spec
+        spec = spec_of(config, files)
         self._config = config
         self._spec = spec
         self._source: Weights = GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files)
@@ -110,7 +110,14 @@ class Loader:
             return weights.floats(name) if name in weights else None
 
         return DecoderModel(
-            heads=Heads(spec.heads, spec.kv_heads, spec.head_size, config.page_size, self._dtype == "float32"),
+            heads=Heads(
+                spec.heads,
+                spec.kv_heads,
+                spec.head_size,
+                config.page_size,
+                is_float=self._dtype == "float32",
+                window_tokens=spec.reach_tokens,
+            ),
             hidden=spec.hidden_size,
             inner=spec.inner_size,
             layers=[
@@ -133,9 +140,9 @@ class Loader:
             embedding=embedding,
             head=packed.get("head", tied),
             norm=weights.floats("norm"),
-            cos_sin=rotary_table_of(spec, self._source, min(spec.usable_context_len, config.max_seq_len)),
+            cos_sin=rotary_table_of(spec, self._source, min(spec.context_len, config.max_seq_len)),
             norm_eps=spec.norm_eps,
-            scale=1 / math.sqrt(spec.head_size),
+            scale=spec.scale,
         )
 
 

@@ -12,10 +12,12 @@ from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
 from engine.cpu.cores import usable_cores
 from engine.cpu.loading import Loader
+from engine.cpu.recipe import unserved
 from engine.memory.arena import Arena
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import HostStorage, KVStorage
-from engine.model import open_files, revision, warn_of_window
+from engine.model import ModelFiles, open_files, revision, spec_of
+from engine.model.spec import ModelSpec
 from kernels.cpu.layers import PAGE_TOKENS
 from kernels.cpu.library import Library, Team, Unavailable, load
 from kernels.cpu.step import DecoderModel, ModelStep, StepWork, step_bytes
@@ -25,8 +27,8 @@ from kernels.sampling import Sampled
 logger = logging.getLogger(__name__)
 
 
-def obstacle(config: EngineConfig) -> str | None:
-    """Why the library can't serve this configuration; None if it can."""
+def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
+    """Why the library can't serve this model in this configuration; None if it can."""
     if config.dtype == "float16":
         return "it computes in bfloat16 or float32, and float16 is asked for"
     if config.page_size % PAGE_TOKENS:
@@ -35,7 +37,7 @@ def obstacle(config: EngineConfig) -> str | None:
         load()
     except Unavailable as unavailable:
         return str(unavailable)
-    return None
+    return unserved(spec)
 
 
 CHEAP_ROWS = 4
@@ -56,19 +58,18 @@ class CpuModel:
         self._storage: HostStorage | None = None
 
     @classmethod
-    def load(cls, config: EngineConfig) -> Self:
+    def load(cls, config: EngineConfig, files: ModelFiles | None = None) -> Self:
         """Read the weights that `config` names, packed before or now."""
         began_s = time.monotonic()
         library = load()
-        files = open_files(config)
-        spec, text = files.spec, files.text
-        warn_of_window(config, spec)
+        files = files or open_files(config)
+        spec, text = spec_of(config, files), files.text
         dtype = choose_dtype(config.dtype, library)
         info = ModelInfo(
             revision=revision(config, files),
             device="cpu",
             dtype=dtype if config.quantization == "none" else config.quantization,
-            context_len=spec.usable_context_len,
+            context_len=spec.context_len,
             vocab_size=min(text.vocab_size, spec.vocab_rows),
             kv_bytes_per_token=spec.kv_bytes_per_token(4 if dtype == "float32" else 2),
             text=text,

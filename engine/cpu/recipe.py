@@ -56,6 +56,24 @@ class Recipe:
         return self.name.rpartition(".")[2]
 
 
+def unserved(spec: ModelSpec) -> str | None:
+    """What a model has that the library lacks; None if there is nothing."""
+    has = {
+        "layers with different windows": len(spec.windows) > 1,
+        "learned positions": spec.rope is None,
+        "different rotary positions in its layers": spec.local_rope is not None,
+        "rotary positions on a part of a head": spec.rope is not None and spec.rope.rotated is not None,
+        "soft caps": spec.score_cap is not None or spec.logit_cap is not None,
+        "other norms than RMSNorm before attention and MLP": spec.norm != "rms"
+        or spec.norm_from_one
+        or spec.post_norms,
+        "another MLP than a gated one with SiLU": spec.activation != "silu" or not spec.gated,
+        "a scaled embedding": spec.embedding_scale != 1.0,
+        "a mixture of experts": spec.experts is not None,
+    }
+    return next((f"the model has {what}" for what, holds in has.items() if holds), None)
+
+
 def recipes(spec: ModelSpec, vocab_size: int) -> Iterator[Recipe]:
     """The matrices of a model. The head is cut to the ids that may be sampled; if it is tied, the embedding serves."""
     hidden, queries = spec.hidden_size, spec.heads * spec.head_size

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ModelFiles = GGUFFile | HFDirectory
+"""Both have `spec`, `text` and `files`."""
+
 
 def load_model(config: EngineConfig) -> Model:
     """Load the model that `config` names, fetching it first if it isn't here.
@@ -31,12 +34,13 @@ def load_model(config: EngineConfig) -> Model:
     if is_fake(config.model):
         return load_fake(config.model)
     ensure_ours()
+    files = open_files(config)
     if is_cpu(config.device):
         from engine.cpu.model import CpuModel, obstacle
 
-        why_not = obstacle(config)
+        why_not = obstacle(config, spec_of(config, files))
         if why_not is None:
-            return CpuModel.load(config)
+            return CpuModel.load(config, files)
         logger.warning("torch serves %s, which is slower than the CPU library: %s", config.model, why_not)
     else:
         why_not = "it serves CPUs alone"
@@ -47,7 +51,7 @@ def load_model(config: EngineConfig) -> Model:
     wait_briefly()
     from engine.runner import TorchModel
 
-    return TorchModel.load(config)
+    return TorchModel.load(config, files)
 
 
 def load_text(config: EngineConfig) -> tuple[TextBundle, str, int]:
@@ -56,23 +60,20 @@ def load_text(config: EngineConfig) -> tuple[TextBundle, str, int]:
         info = load_fake(config.model).info
         return info.text, info.revision, info.context_len
     files = open_files(config)
-    return files.text, revision(config, files), files.spec.usable_context_len
+    return files.text, revision(config, files), files.spec.context_len
 
 
-def open_files(config: EngineConfig) -> GGUFFile | HFDirectory:
-    """The files of the model that `config` names; both kinds have `spec`, `text` and `files`."""
+def open_files(config: EngineConfig) -> ModelFiles:
+    """The files of the model that `config` names."""
     source: ModelSource = resolve(config.model, config.cache or default_cache())
     return GGUFFile(source.path) if source.kind == "gguf" else HFDirectory(source.path)
 
 
-def warn_of_window(config: EngineConfig, spec: ModelSpec) -> None:
-    """Say so if the model attends over less than its context: the engine limits the context to that."""
-    if spec.window_tokens is not None and spec.window_tokens < min(spec.context_len, config.max_seq_len):
-        logger.warning(
-            "%s attends over a window of %d tokens: its context is limited to that", config.model, spec.window_tokens
-        )
+def spec_of(config: EngineConfig, files: ModelFiles) -> ModelSpec:
+    """The structure of the model in `files`, as `config` wants it to attend."""
+    return files.spec.narrowed(config.sliding_window)
 
 
-def revision(config: EngineConfig, files: GGUFFile | HFDirectory) -> str:
+def revision(config: EngineConfig, files: ModelFiles) -> str:
     """A hash that changes with the weights, the tokenizer or the template."""
     return revision_of(files.files, config.cache or default_cache())

@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from engine.model.gguf_header import CorruptGGUF, GGUFHeader
+from engine.model.gguf_spec import spec_from_gguf
 from engine.model.gguf_text import text_from_gguf
-from engine.model.spec import ModelSpec, UnsupportedModel, spec_from_gguf
+from engine.model.spec import ModelSpec, UnsupportedModel
 from text.bundle import TextBundle
 
 EMBEDDING = "token_embd.weight"

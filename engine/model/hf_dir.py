@@ -9,33 +9,15 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from engine.model.families import family_of, spec_from_hf
+from engine.model.hf_names import HEADS, Checkpoint
 from engine.model.safetensors_file import SafetensorsFile
-from engine.model.spec import ModelSpec, UnsupportedModel, spec_from_hf
+from engine.model.spec import ModelSpec, UnsupportedModel
 from engine.model.weights import StoredTensor
 from text.bundle import TextBundle
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "head": "lm_head.weight",
-    "norm": "model.norm.weight",
-    "rope_factors": "rope_factors",  # in no checkpoint: the configuration says them
-}
 
 
 class HFDirectory:
@@ -46,8 +28,17 @@ class HFDirectory:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        spec = spec_from_hf(self._json("config.json"))
-        return replace(spec, tied_head=spec.tied_head or _NAMES["head"] not in self.tensor_files)
+        try:
+            spec = spec_from_hf(self.config)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise UnsupportedModel(f"{self.path / 'config.json'} lacks what its architecture needs: {error}") from error
+        return replace(spec, tied_head=spec.tied_head or not any(head in self.tensor_files for head in HEADS))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """`config.json`."""
+        config: dict[str, Any] = self._json("config.json")
+        return config
 
     @cached_property
     def text(self) -> TextBundle:
@@ -113,20 +104,19 @@ class HFWeights:
     def __init__(self, directory: HFDirectory) -> None:
         self._files = directory.tensor_files
         self._open = lru_cache(maxsize=None)(SafetensorsFile)
+        self._checkpoint = Checkpoint(family_of(directory.config).names, directory.spec, self._files)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and file_name(name) in self._files
+        place = self._checkpoint.place(name) if isinstance(name, str) else None
+        return place is not None and place.name in self._files
 
     def __getitem__(self, name: str) -> StoredTensor:
-        return self._open(self._files[file_name(name)])[file_name(name)]
-
-
-def file_name(name: str) -> str:
-    """The name in a Hugging Face checkpoint of a tensor with a canonical name."""
-    if name in _NAMES:
-        return _NAMES[name]
-    layer, part, *bias = name.split(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{'bias' if bias else 'weight'}"
+        place = self._checkpoint.place(name)
+        if place is None:
+            raise KeyError(name)
+        tensor = self._open(self._files[place.name])[place.name]
+        tensor = tensor.transposed() if place.transposed else tensor
+        return tensor.some_rows(place.rows) if place.rows is not None else tensor
 
 
 def text_from_hf(

@@ -1,18 +1,27 @@
-"""What a decoder is made of, read from a model's configuration. No torch here.
+"""What a decoder is made of. No torch here.
 
-One family: pre-norm decoders with RMSNorm, rotary positions, grouped attention and a gated SiLU
-MLP. Whatever would change the result and isn't here is refused.
+One decoder serves all families: where they differ, a field says which of a few ways a model takes.
+`families` fills it from a Hugging Face configuration, `gguf_spec` from the metadata of a GGUF file.
+Whatever would change the result and isn't here is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 class UnsupportedModel(ValueError):
     """The model needs something that this engine doesn't have; the message says what."""
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise UnsupportedModel for a model that has `what`, unless `holds`."""
+    if not holds:
+        raise UnsupportedModel(f"this model has {what}, which is not supported")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +35,66 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """A ramp between frequencies that stay and those that are divided: `rope_scaling` of type `yarn`."""
+
+    factor: float
+    original_context_len: int
+    fast_turns: float = 32.0
+    """Components that turn so often within the original context stay."""
+    slow_turns: float = 1.0
+    """Those that turn less often than this are divided by the factor."""
+    whole: bool = True
+    """Whether the ramp begins and ends at whole components."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Divisors of each frequency, others for long contexts than for short ones: `rope_scaling` of type `longrope`."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context_len: int
+    """Contexts up to it are short."""
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary position embedding."""
 
     theta: float
     linear_factor: float = 1.0
     """Positions are divided by it."""
-    llama3: Llama3Scaling | None = None
+    scaling: Llama3Scaling | YarnScaling | LongRopeScaling | None = None
+    amplitude: float = 1.0
+    """Cosines and sines are multiplied by it."""
+    rotated: int | None = None
+    """Components of each head that are rotated, the first; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """An MLP of many, of which a router chooses a few for each token."""
+
+    count: int
+    chosen: int
+    inner_size: int
+    """Width of each."""
+    normalised: bool = True
+    """Whether the weights of the chosen ones add up to one."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers with one MLP of the model's own width instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The structure of one model of the Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3."""
+    """The structure of one model: pre-norm decoder layers of attention and an MLP, with what families vary.
+
+    Layers are of two kinds: global ones see the whole context, local ones a window of it.
+    """
 
     architecture: str
-    """`llama`, `mistral`, `qwen2` or `qwen3`."""
+    """The family: `llama`, `gemma2`."""
     vocab_rows: int
     """Rows of the embedding; the tokenizer may have fewer ids."""
     hidden_size: int
@@ -52,14 +106,36 @@ class ModelSpec:
     """Width of the MLP."""
     context_len: int
     norm_eps: float
-    rope: RopeSpec
+    rope: RopeSpec | None
+    """None: a learned vector for each position is added to the embedding."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     tied_head: bool = False
-    window_tokens: int | None = None
-    """Attention reaches back this far; None is the whole context."""
+    local_layers: frozenset[int] = frozenset()
+    local_window: int | None = None
+    """Tokens that a token sees in a local layer, itself included."""
+    global_window: int | None = None
+    """The same in a global layer; None is the whole context."""
+    local_rope: RopeSpec | None = None
+    """That of local layers, if it is another."""
+    attention_scale: float | None = None
+    """Of queries times keys; None is 1 / sqrt(head_size)."""
+    score_cap: float | None = None
+    """Attention scores are bent to stay below it."""
+    logit_cap: float | None = None
+    """Logits are bent to stay below it."""
+    norm: Literal["rms", "layer"] = "rms"
+    norm_from_one: bool = False
+    """Whether files hold the weights of norms less one."""
+    post_norms: bool = False
+    """Whether what attention and MLP give is normalised before it is added."""
+    activation: Activation = "silu"
+    gated: bool = True
+    """Whether the MLP multiplies two halves, the gate activated."""
+    embedding_scale: float = 1.0
+    experts: ExpertsSpec | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -76,154 +152,71 @@ class ModelSpec:
                 raise UnsupportedModel(f"the model's {name} is {getattr(self, name)}")
         if self.heads % self.kv_heads:
             raise UnsupportedModel(f"{self.heads} attention heads can't share {self.kv_heads} key/value heads evenly")
-        if self.head_size % 2:
+        if self.rope is not None and self.head_size % 2:
             raise UnsupportedModel(f"rotary positions need an even head size, this model's is {self.head_size}")
+        for rope in (self.rope, self.local_rope):
+            if rope is not None and rope.rotated is not None and (rope.rotated % 2 or rope.rotated > self.head_size):
+                raise UnsupportedModel(f"{rope.rotated} of {self.head_size} components of a head can't be rotated")
+        for window in (self.local_window, self.global_window):
+            if window is not None and window < 1:
+                raise UnsupportedModel(f"a window has one token at least, not {window}")
+        if self.local_layers and self.local_window is None:
+            raise UnsupportedModel("the model has layers with a window, and doesn't say how wide it is")
+        if self.experts is not None and not 1 <= self.experts.chosen <= self.experts.count:
+            raise UnsupportedModel(f"{self.experts.chosen} of {self.experts.count} experts can't be chosen")
 
     @property
-    def usable_context_len(self) -> int:
-        """Tokens up to which full attention gives the model's own result: its context, or its window if shorter."""
-        return self.context_len if self.window_tokens is None else min(self.context_len, self.window_tokens)
+    def scale(self) -> float:
+        """Of queries times keys."""
+        return self.attention_scale if self.attention_scale is not None else 1 / math.sqrt(self.head_size)
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a token sees in a layer, itself included; None for its whole context."""
+        return self.local_window if layer in self.local_layers else self.global_window
+
+    def rope_of(self, layer: int) -> RopeSpec | None:
+        """The rotary positions of a layer."""
+        return self.local_rope if layer in self.local_layers and self.local_rope is not None else self.rope
+
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """The windows that there are."""
+        return frozenset(map(self.window, range(self.layers)))
+
+    @property
+    def reach_tokens(self) -> int | None:
+        """Tokens that the widest layer sees of those before a token, with itself; None if one sees all."""
+        reaches = [window for window in self.windows if window is not None]
+        return max(reaches) if None not in self.windows else None
+
+    def narrowed(self, window: int | None) -> ModelSpec:
+        """The same model, no layer of which sees more than `window` tokens."""
+        if window is None:
+            return self
+        local = None if self.local_window is None else min(window, self.local_window)
+        return replace(self, local_window=local, global_window=min(window, self.global_window or window))
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's MLP is one of many."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def activation_bytes(self, tokens: int, rows: int, element_bytes: int) -> int:
         """The most that a step of so many tokens, of which so many rows are sampled, holds at once beside the KV.
 
         Per token: the residual in float32, and of the layer's attention or its MLP, whichever is wider, what goes
-        in and what comes out. Per sampled row: its logits in float32, twice, for whoever changes them.
+        in and what comes out. Per sampled row: its logits in float32, twice, for whoever changes them. Experts
+        work one after the other, so at most on all tokens; what they give is summed in float32.
         """
         residual = 4 * self.hidden_size
         heads = (self.heads + 2 * self.kv_heads) * self.head_size
         attention = heads * element_bytes + 2 * heads * 4 + self.heads * self.head_size * element_bytes
         mlp = 3 * self.inner_size * element_bytes
+        if self.experts is not None:
+            chosen = 3 * self.experts.inner_size * element_bytes + self.hidden_size * (8 + element_bytes)
+            mlp = max(mlp, chosen + self.experts.count * 8)
         layer = 2 * self.hidden_size * element_bytes + max(attention, mlp)
         return tokens * (residual + layer) + rows * 2 * 4 * self.vocab_rows
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Keys and values of one token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * element_bytes
-
-
-_HF_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-
-
-def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
-    """Read a Hugging Face `config.json`."""
-    architecture = _hf_architecture(config)
-    _require(config.get("hidden_act", "silu") == "silu", f"activation {config.get('hidden_act')!r}")
-    _require(config.get("quantization_config") is None, "weights quantised by another library (quantization_config)")
-    heads = int(config["num_attention_heads"])
-    bias = architecture in ("llama", "qwen3") and bool(config.get("attention_bias", False))
-    return ModelSpec(
-        architecture=architecture,
-        vocab_rows=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        layers=int(config["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_size=int(config.get("head_dim") or config["hidden_size"] // heads),
-        inner_size=int(config["intermediate_size"]),
-        context_len=int(config["max_position_embeddings"]),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_hf_rope(config),
-        qkv_bias=architecture == "qwen2" or bias,
-        output_bias=bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=architecture == "qwen3",
-        tied_head=bool(config.get("tie_word_embeddings", False)),
-        window_tokens=_hf_window(config, architecture),
-    )
-
-
-def _hf_architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or []
-    for name in names:
-        if name in _HF_ARCHITECTURES:
-            return _HF_ARCHITECTURES[name]
-    known = ", ".join(_HF_ARCHITECTURES)
-    raise UnsupportedModel(f"architecture {', '.join(names) or 'unnamed'} is not supported; supported are {known}")
-
-
-def _hf_rope(config: Mapping[str, Any]) -> RopeSpec:
-    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before it)."""
-    rope = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
-    rope |= config.get("rope_parameters") or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    theta = float(rope.get("rope_theta") or 10000.0)
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    _require(partial == 1.0, f"partial_rotary_factor {partial}")
-    if kind == "default":
-        return RopeSpec(theta)
-    if kind == "linear":
-        return RopeSpec(theta, linear_factor=float(rope["factor"]))
-    if kind == "llama3":
-        return RopeSpec(
-            theta,
-            llama3=Llama3Scaling(
-                factor=float(rope["factor"]),
-                low_freq_factor=float(rope["low_freq_factor"]),
-                high_freq_factor=float(rope["high_freq_factor"]),
-                original_context_len=int(rope["original_max_position_embeddings"]),
-            ),
-        )
-    raise UnsupportedModel(f"rope scaling of type {kind!r} is not supported; supported are linear and llama3")
-
-
-def _hf_window(config: Mapping[str, Any], architecture: str) -> int | None:
-    window = config.get("sliding_window", 4096 if architecture == "mistral" else None)
-    if window is None or (architecture != "mistral" and not config.get("use_sliding_window", False)):
-        return None
-    if config.get("layer_types") and "sliding_attention" not in config["layer_types"]:
-        return None
-    return int(window)
-
-
-def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str], vocab_rows: int) -> ModelSpec:
-    """Read the metadata of a GGUF file; what it doesn't state, the presence of tensors does."""
-    architecture = metadata["general.architecture"]
-    _require(architecture in ("llama", "qwen2", "qwen3"), f"GGUF architecture {architecture!r}")
-
-    def get(name: str, default: Any = None) -> Any:
-        return metadata.get(f"{architecture}.{name}", default)
-
-    heads = int(get("attention.head_count"))
-    head_size = int(get("attention.key_length") or get("embedding_length") // heads)
-    _require(int(get("attention.value_length", head_size)) == head_size, "values of another size than keys")
-    _require(int(get("rope.dimension_count", head_size)) == head_size, "rotary positions on a part of a head")
-    _require(int(get("expert_count", 0)) == 0, "mixture of experts")
-    window = get("attention.sliding_window")
-    return ModelSpec(
-        architecture=architecture,
-        vocab_rows=vocab_rows,
-        hidden_size=int(get("embedding_length")),
-        layers=int(get("block_count")),
-        heads=heads,
-        kv_heads=int(get("attention.head_count_kv", heads)),
-        head_size=head_size,
-        inner_size=int(get("feed_forward_length")),
-        context_len=int(get("context_length")),
-        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
-        rope=_gguf_rope(metadata, architecture),
-        qkv_bias="blk.0.attn_q.bias" in tensor_names,
-        output_bias="blk.0.attn_output.bias" in tensor_names,
-        mlp_bias="blk.0.ffn_up.bias" in tensor_names,
-        qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
-        tied_head="output.weight" not in tensor_names,
-        window_tokens=int(window) if window else None,
-    )
-
-
-def _gguf_rope(metadata: Mapping[str, Any], architecture: str) -> RopeSpec:
-    """Llama 3's scaling isn't here: a GGUF file carries it as the tensor `rope_freqs.weight`."""
-    kind = metadata.get(f"{architecture}.rope.scaling.type", "none")
-    _require(kind in ("none", "linear"), f"rope scaling of type {kind!r}")
-    factor = metadata.get(f"{architecture}.rope.scaling.factor", 1.0) if kind == "linear" else 1.0
-    return RopeSpec(theta=float(metadata.get(f"{architecture}.rope.freq_base", 10000.0)), linear_factor=float(factor))
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise UnsupportedModel(f"this model has {what}, which is not supported")

@@ -37,7 +37,18 @@ class StoredTensor:
 
     def first_rows(self, count: int) -> StoredTensor:
         """The first rows of a matrix."""
-        return StoredTensor(self.kind, (min(count, self.shape[0]), *self.shape[1:]), self.data[:count])
+        return self.some_rows(slice(count))
+
+    def some_rows(self, rows: slice) -> StoredTensor:
+        """A run of the rows; blocks lie within rows."""
+        data = self.data[rows]
+        return StoredTensor(self.kind, (len(data), *self.shape[1:]), data)
+
+    def transposed(self) -> StoredTensor:
+        """Columns as rows; of elements only."""
+        if not self.is_plain:
+            raise ValueError(f"blocks of {self.kind} lie within rows, which can't become columns")
+        return StoredTensor(self.kind, self.shape[::-1], self.data.T)
 
     def unpermuted(self, heads: int) -> StoredTensor:
         """Undo what llama.cpp's converter does to the rows of q and k: pairs of one rotation beside each other, where
@@ -49,8 +60,9 @@ class StoredTensor:
 class Weights(Protocol):
     """Tensors by canonical name, in the layout of Hugging Face: matrices [out, in], heads rotated by halves.
 
-    `embedding`, `head`, `norm`, `rope_factors`, and for layer i `i.attn_norm`, `i.mlp_norm`, `i.q_norm`,
-    `i.k_norm`, and `i.{q,k,v,o,gate,up,down}`; a bias is the same with `.bias` behind it.
+    `embedding`, `positions` (learned ones), `head`, `norm`, `rope_factors`, and for layer i `i.{attn,mlp}_norm`,
+    `i.{attn,mlp}_post_norm`, `i.{q,k}_norm`, `i.{q,k,v,o,gate,up,down}`, and of mixtures `i.router` and
+    `i.experts.<e>.{gate,up,down}`; a bias is the same with `.bias` behind it. What a model doesn't have isn't there.
     """
 
     def __contains__(self, name: object) -> bool: ...

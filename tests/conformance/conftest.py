@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.decoder import to_torch
+from engine.model.assembly import to_torch
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
 

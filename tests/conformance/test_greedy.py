@@ -16,6 +16,7 @@ import torch
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
 from engine.cpu.model import obstacle
+from engine.model import open_files
 from tests.conformance.conftest import generate
 from tests.unit.kernels.isas import needs_library
 
@@ -44,7 +45,7 @@ TORCH = {"page_size": 8}
 @pytest.fixture(scope="module", params=[pytest.param({}, marks=needs_library), TORCH], ids=["library", "torch"])
 def llm(demo_model: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
     config = EngineConfig(str(demo_model), dtype="float32", device="cpu", **SIZES | request.param)
-    assert (obstacle(config) is None) == (request.param is not TORCH)
+    assert (obstacle(config, open_files(config).spec) is None) == (request.param is not TORCH)
     with LLM(str(demo_model), dtype="float32", device="cpu", **SIZES | request.param) as llm:
         yield llm
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,9 +165,17 @@ class TestMemory:
         assert 0 < memory.used_bytes < memory.total_bytes
 
 
-def test_a_window_limits_the_context_and_says_so(kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saved = save_random_model(tmp_path, "Mistral", sliding_window=64)
-    with caplog.at_level(logging.WARNING):
-        model = load(kind, saved, tmp_path)
-    assert model.info.context_len == 64
-    assert "window of 64 tokens" in caplog.text
+def test_a_window_that_is_asked_for_is_that_of_a_model_with_one(kind: Kind, tmp_path: Path) -> None:
+    """Weights of the same random numbers: the setting makes a Mistral of a Llama."""
+    narrow, path = save_random_model(tmp_path / "narrow", "Mistral", sliding_window=9)
+    narrow.config.sliding_window = None
+    narrow.save_pretrained(path)
+    _, own = save_random_model(tmp_path / "own", "Mistral", sliding_window=9)
+    outputs = []
+    for directory, asked in ((path, None), (path, 9), (own, None), (own, 100)):
+        model = load(kind, (narrow, directory), tmp_path, sliding_window=asked)
+        assert model.info.context_len == 512
+        allocate(model)
+        outputs.append(finish(model, [Run(prompt) for prompt in prompts()], 12, 7))
+        model.close()
+    assert outputs[0] != outputs[1] == outputs[2] == outputs[3]

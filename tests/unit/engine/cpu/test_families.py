@@ -10,7 +10,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.cpu.model import CpuModel
-from tests.unit.engine.model.random_models import LLAMA3, VOCAB, save_random_model
+from engine.model import load_model
+from tests.unit.engine.model.random_models import LLAMA3, LONGROPE, PHI3, VARIANTS, VOCAB, YARN, save_random_model
 from tests.unit.engine.stepping import allocate, score
 from tests.unit.kernels.isas import every_isa
 
@@ -27,12 +28,39 @@ FAMILIES = [
     pytest.param("Llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}, id="llama-64"),
     pytest.param("Llama", {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256}, id="llama-256"),
     pytest.param("Mistral", {"sliding_window": None, "head_dim": 20}, id="mistral-20"),
-    pytest.param("Mistral", {"sliding_window": 200, "num_key_value_heads": 1, "head_dim": 96}, id="mistral-96"),
+    pytest.param("Mistral", {"sliding_window": 21, "num_key_value_heads": 1, "head_dim": 96}, id="mistral-96-window"),
     pytest.param("Qwen2", {"tie_word_embeddings": True, "head_dim": 8}, id="qwen2"),
     pytest.param("Qwen2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 16}, id="qwen2-ungrouped"),
     pytest.param("Qwen3", {"head_dim": 32}, id="qwen3"),
     pytest.param("Qwen3", {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 80}, id="qwen3-biases-80"),
+    pytest.param("Qwen3", {"rope_parameters": YARN}, id="qwen3-yarn"),
+    pytest.param("Phi3", {**PHI3, "sliding_window": 30}, id="phi3-window"),
+    pytest.param("Phi3", {**PHI3, "rope_parameters": LONGROPE}, id="phi3-longrope"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("variant", "lacking"),
+    [
+        ("qwen2-window", "layers with different windows"),
+        ("gemma", "other norms"),
+        ("gemma2", "layers with different windows"),
+        ("gemma2-tight-caps", "layers with different windows"),
+        ("gemma3", "layers with different windows"),
+        ("phi3-partial", "a part of a head"),
+        ("gpt2", "learned positions"),
+        ("mixtral", "a mixture of experts"),
+    ],
+)
+def test_what_the_library_lacks_torch_serves(
+    tmp_path: Path, variant: str, lacking: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, config = VARIANTS[variant]
+    _, path = save_random_model(tmp_path, family, **config)
+    model = load_model(EngineConfig(str(path), cache=tmp_path, device="cpu"))
+    assert type(model).__name__ == "TorchModel"
+    assert lacking in caplog.text
+    model.close()
 
 
 @every_isa()

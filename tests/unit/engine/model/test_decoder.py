@@ -10,30 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.model.decoder import Decoder, build_weights
+from engine.model.assembly import build_weights
+from engine.model.decoder import Decoder
 from engine.model.hf_dir import HFDirectory, HFWeights
 from kernels.kv import UNIT_BYTES, KVLayout
 from kernels.protocol import AttentionMetadata
 from kernels.reference import ReferenceKernels
-from tests.unit.engine.model.random_models import LLAMA3
+from tests.unit.engine.model.random_models import VARIANTS
 
 Save = Callable[..., tuple[Any, Path]]
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
-MODELS = [
-    pytest.param("Llama", {}, id="llama"),
-    pytest.param("Llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, id="llama-biases"),
-    pytest.param("Llama", {"rope_parameters": LLAMA3}, id="llama3-rope"),
-    pytest.param(
-        "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}}, id="linear-rope"
-    ),
-    pytest.param("Llama", {"num_key_value_heads": 6, "head_dim": 8}, id="llama-narrow-heads"),
-    pytest.param("Mistral", {"sliding_window": None, "head_dim": 20}, id="mistral"),
-    pytest.param("Mistral", {"sliding_window": 200, "num_key_value_heads": 1}, id="mistral-window"),
-    pytest.param("Qwen2", {"tie_word_embeddings": True, "head_dim": 8}, id="qwen2"),
-    pytest.param("Qwen3", {"head_dim": 32}, id="qwen3"),
-    pytest.param("Qwen3", {"attention_bias": True, "tie_word_embeddings": True}, id="qwen3-biases"),
-]
+MODELS = [pytest.param(family, config, id=name) for name, (family, config) in VARIANTS.items()]
 
 
 class Stepper:

@@ -1,0 +1,117 @@
+"""A decoder's parts from a model's files: read, joined, converted and packed for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.decoder import DecoderWeights, Layer
+from engine.model.mlp import MLP, Experts, GatedMLP, PlainMLP, gated, plain
+from engine.model.norms import LayerNorm, Norm, RMSNorm
+from engine.model.rotary import rotary_table_of
+from engine.model.spec import ModelSpec
+from engine.model.weights import StoredTensor, Weights
+from kernels.protocol import Attention, Kernels, Linear
+
+
+def build_weights(
+    spec: ModelSpec,
+    source: Weights,
+    kernels: Kernels,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_size: int,
+    positions: int,
+) -> DecoderWeights:
+    """Read, fuse and pack all weights. The head is cut to `vocab_size` rows: padding ids are never sampled."""
+    parts = _Parts(spec, source, kernels, dtype, device)
+    embedding = parts.matrix("embedding")
+    head = embedding if spec.tied_head else parts.matrix("head")
+    tables = {
+        rope: torch.from_numpy(rotary_table_of(spec, source, positions, rope)).to(device)
+        for rope in {spec.rope_of(layer) for layer in range(spec.layers)}
+    }
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(parts.layer(i, tables[spec.rope_of(i)]) for i in range(spec.layers)),
+        norm=parts.norm("norm"),
+        head=kernels.linear(head[:vocab_size]),
+        positions=parts.matrix("positions")[:positions] if spec.rope is None else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    spec: ModelSpec
+    source: Weights
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+
+    def layer(self, i: int, cos_sin: Tensor) -> Layer:
+        spec = self.spec
+        post_norms = [self.norm(f"{i}.{part}_post_norm") if spec.post_norms else None for part in ("attn", "mlp")]
+        return Layer(
+            attn_norm=self.norm(f"{i}.attn_norm"),
+            qkv=self.linear([f"{i}.q", f"{i}.k", f"{i}.v"], bias=spec.qkv_bias),
+            attention=Attention(spec.scale, spec.window(i), spec.score_cap),
+            cos_sin=cos_sin,
+            output=self.linear([f"{i}.o"], bias=spec.output_bias),
+            mlp_norm=self.norm(f"{i}.mlp_norm"),
+            mlp=self.experts(i) if spec.has_experts(i) else self.mlp(f"{i}"),
+            q_norm=self.norm_weight(f"{i}.q_norm") if spec.qk_norm else None,
+            k_norm=self.norm_weight(f"{i}.k_norm") if spec.qk_norm else None,
+            attn_post_norm=post_norms[0],
+            mlp_post_norm=post_norms[1],
+        )
+
+    def mlp(self, prefix: str) -> MLP:
+        spec, bias = self.spec, self.spec.mlp_bias
+        down = self.linear([f"{prefix}.down"], bias=bias)
+        if not spec.gated:
+            return PlainMLP(plain(spec.activation), self.linear([f"{prefix}.up"], bias=bias), down)
+        gate_up = self.linear([f"{prefix}.gate", f"{prefix}.up"], bias=bias)
+        return GatedMLP(gated(spec.activation, self.kernels), gate_up, down)
+
+    def experts(self, i: int) -> Experts:
+        experts = self.spec.experts
+        assert experts is not None
+        return Experts(
+            router=self.linear([f"{i}.router"], bias=False),
+            experts=tuple(self.mlp(f"{i}.experts.{number}") for number in range(experts.count)),
+            chosen=experts.chosen,
+            normalised=experts.normalised,
+        )
+
+    def norm(self, name: str) -> Norm:
+        spec, weight = self.spec, self.norm_weight(name)
+        if spec.norm == "rms":
+            return RMSNorm(self.kernels, weight, spec.norm_eps, self.dtype)
+        bias = torch.from_numpy(self.source[f"{name}.bias"].float32()).to(self.device)
+        return LayerNorm(weight, bias, spec.norm_eps, self.dtype)
+
+    def norm_weight(self, name: str) -> Tensor:
+        weight = torch.from_numpy(self.source[name].float32()).to(self.device)
+        return weight + 1 if self.spec.norm_from_one else weight
+
+    def matrix(self, name: str) -> Tensor:
+        return to_torch(self.source[name]).to(self.device, self.dtype)
+
+    def linear(self, names: Sequence[str], *, bias: bool) -> Linear:
+        """Matrices of the same input as one."""
+        weight = torch.cat([self.matrix(name) for name in names])
+        return self.kernels.linear(weight, torch.cat([self.matrix(f"{n}.bias") for n in names]) if bias else None)
+
+
+def to_torch(stored: StoredTensor) -> Tensor:
+    """Elements in the file's own type, blocks as float32."""
+    if stored.kind == "BF16":
+        return torch.from_numpy(stored.data.view(np.int16).copy()).view(torch.bfloat16)
+    if stored.kind == "F16":
+        return torch.from_numpy(stored.data.copy())
+    return torch.from_numpy(stored.float32())
