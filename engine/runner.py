@@ -13,12 +13,9 @@ from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import KVStorage
-from engine.model import ModelFiles, open_files, revision, spec_of
+from engine.model import ModelFiles, open_files, open_weights, revision, spec_of
 from engine.model.assembly import build_weights
 from engine.model.decoder import Decoder
-from engine.model.gguf_file import GGUFFile
-from engine.model.gguf_weights import GGUFWeights
-from engine.model.hf_dir import HFWeights
 from engine.torch_storage import TorchStorage
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
@@ -177,7 +174,7 @@ def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, de
     with torch.inference_mode():
         weights = build_weights(
             spec,
-            GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files),
+            open_weights(files, spec),
             kernels,
             dtype=dtype,
             device=device,

@@ -12,13 +12,10 @@ from engine.config import EngineConfig
 from engine.cpu.cache import packed_path, read_packed, write_packed
 from engine.cpu.packed import PackedWeights, lay_out, new_block
 from engine.cpu.recipe import RECIPE_VERSION, Recipe, choose_format, norm_names, recipes
-from engine.model import ModelFiles, spec_of
+from engine.model import ModelFiles, open_weights, spec_of
 from engine.model.catalog import default_cache
-from engine.model.gguf_file import GGUFFile
-from engine.model.gguf_weights import GGUFWeights
-from engine.model.hf_dir import HFWeights
 from engine.model.rotary import rotary_table_of
-from engine.model.weights import StoredTensor, Weights
+from engine.model.weights import StoredTensor
 from kernels.cpu.layers import Heads
 from kernels.cpu.library import Team
 from kernels.cpu.packing import (
@@ -42,7 +39,7 @@ class Loader:
         spec = spec_of(config, files)
         self._config = config
         self._spec = spec
-        self._source: Weights = GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files)
+        self._source = open_weights(files, spec)
         here = Path(config.model)
         self._name = str(here.resolve()) if here.exists() else config.model
         self._dtype = dtype

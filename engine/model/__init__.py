@@ -11,9 +11,12 @@ from engine.model.catalog import ModelSource, default_cache, resolve
 from engine.model.device import is_cpu
 from engine.model.digest import revision_of
 from engine.model.gguf_file import GGUFFile
-from engine.model.hf_dir import HFDirectory
+from engine.model.gguf_weights import GGUFWeights
+from engine.model.hf_dir import HFDirectory, HFWeights
 from engine.model.openmp import wait_briefly
+from engine.model.shapes import check_shapes
 from engine.model.spec import ModelSpec
+from engine.model.weights import Weights
 from kernels import ensure_ours
 from text.bundle import TextBundle
 
@@ -72,6 +75,13 @@ def open_files(config: EngineConfig) -> ModelFiles:
 def spec_of(config: EngineConfig, files: ModelFiles) -> ModelSpec:
     """The structure of the model in `files`, as `config` wants it to attend."""
     return files.spec.narrowed(config.sliding_window)
+
+
+def open_weights(files: ModelFiles, spec: ModelSpec) -> Weights:
+    """The tensors in `files`: all that the model is made of, each of the shape that it has to have."""
+    weights: Weights = GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files)
+    check_shapes(spec, weights)
+    return weights
 
 
 def revision(config: EngineConfig, files: ModelFiles) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from engine.model import hf_names
 from engine.model.hf_names import Names
 from engine.model.hf_rope import read_local_rope, read_rope
-from engine.model.spec import Activation, ExpertsSpec, ModelSpec, UnsupportedModel, require
+from engine.model.spec import Activation, ExpertsSpec, ModelSpec, UnsupportedModel, layer_count, require
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -64,7 +64,7 @@ def spec_from_hf(config: Config) -> ModelSpec:
     common: Fields = {
         "vocab_rows": int(config["vocab_size"]),
         "hidden_size": int(config["hidden_size"]),
-        "layers": int(config["num_hidden_layers"]),
+        "layers": layer_count(config["num_hidden_layers"]),
         "heads": heads,
         "kv_heads": int(config.get("num_key_value_heads") or heads),
         "head_size": int(config.get("head_dim") or config["hidden_size"] // heads),

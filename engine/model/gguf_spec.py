@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.model.spec import ModelSpec, RopeSpec, require
+from engine.model.spec import ModelSpec, RopeSpec, layer_count, require
 
 
 def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str], vocab_rows: int) -> ModelSpec:
@@ -21,7 +21,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], tensor_names: frozenset[str], vo
     require(int(get("attention.value_length", head_size)) == head_size, "values of another size than keys")
     require(int(get("rope.dimension_count", head_size)) == head_size, "rotary positions on a part of a head")
     require(int(get("expert_count", 0)) == 0, "mixture of experts")
-    window, layers = get("attention.sliding_window"), int(get("block_count"))
+    window, layers = get("attention.sliding_window"), layer_count(get("block_count"))
     return ModelSpec(
         architecture=architecture,
         vocab_rows=vocab_rows,

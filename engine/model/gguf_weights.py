@@ -44,6 +44,9 @@ class GGUFWeights:
             return tensor.unpermuted(self._spec.heads if part == "q" else self._spec.kv_heads)
         return tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._header.tensors[file_name(name)].shape
+
 
 def file_name(name: str) -> str:
     """The name in a GGUF file of a tensor with a canonical name."""

@@ -30,7 +30,9 @@ class HFDirectory:
     def spec(self) -> ModelSpec:
         try:
             spec = spec_from_hf(self.config)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+        except UnsupportedModel:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UnsupportedModel(f"{self.path / 'config.json'} lacks what its architecture needs: {error}") from error
         return replace(spec, tied_head=spec.tied_head or not any(head in self.tensor_files for head in HEADS))
 
@@ -118,6 +120,9 @@ class HFWeights:
         tensor = tensor.transposed() if place.transposed else tensor
         return tensor.some_rows(place.rows) if place.rows is not None else tensor
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self[name].shape  # a view of the file
+
 
 def text_from_hf(
     tokenizer_json: str,
@@ -160,4 +165,7 @@ def _ids(generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> set
     eos = generation_config.get("eos_token_id", config.get("eos_token_id"))
     if eos is None:
         return set()
-    return {int(token) for token in (eos if isinstance(eos, list) else [eos])}
+    try:
+        return {int(token) for token in (eos if isinstance(eos, list) else [eos])}
+    except (TypeError, ValueError) as error:
+        raise UnsupportedModel(f"eos_token_id is {eos!r}, and no list of token ids") from error

@@ -14,6 +14,11 @@ from typing import Literal
 Activation = Literal["silu", "gelu_tanh"]
 
 
+MOST = 2**31
+"""Of each number of a model's structure."""
+MOST_LAYERS = 4096
+
+
 class UnsupportedModel(ValueError):
     """The model needs something that this engine doesn't have; the message says what."""
 
@@ -22,6 +27,14 @@ def require(holds: bool, what: str) -> None:
     """Raise UnsupportedModel for a model that has `what`, unless `holds`."""
     if not holds:
         raise UnsupportedModel(f"this model has {what}, which is not supported")
+
+
+def layer_count(said: object) -> int:
+    """The number of layers that a file says its model has, before anything is made for each of them."""
+    layers = int(str(said))
+    if not 1 <= layers <= MOST_LAYERS:
+        raise UnsupportedModel(f"the model has from 1 to {MOST_LAYERS} layers, not {layers}")
+    return layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,11 @@ class RopeSpec:
     """Cosines and sines are multiplied by it."""
     rotated: int | None = None
     """Components of each head that are rotated, the first; None for all."""
+
+    def __post_init__(self) -> None:
+        for name in ("theta", "linear_factor", "amplitude"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UnsupportedModel(f"the rotary positions' {name} is {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +166,10 @@ class ModelSpec:
             "inner_size",
             "context_len",
         ):
-            if getattr(self, name) < 1:
+            if not 1 <= getattr(self, name) <= MOST:
                 raise UnsupportedModel(f"the model's {name} is {getattr(self, name)}")
+        if not 0 <= self.norm_eps < 1:
+            raise UnsupportedModel(f"the model's norm_eps is {self.norm_eps}")
         if self.heads % self.kv_heads:
             raise UnsupportedModel(f"{self.heads} attention heads can't share {self.kv_heads} key/value heads evenly")
         if self.rope is not None and self.head_size % 2:

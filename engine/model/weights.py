@@ -70,3 +70,7 @@ class Weights(Protocol):
     def __getitem__(self, name: str) -> StoredTensor:
         """It isn't kept: each call reads it again."""
         ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Rows first, without reading it."""
+        ...
