@@ -16,11 +16,16 @@ from engine.memory.storage import KVStorage
 from engine.model import ModelFiles, open_files, open_weights, revision, spec_of
 from engine.model.assembly import build_weights
 from engine.model.decoder import Decoder
+from engine.model.foreign import ForeignDecoder, load_foreign
+from engine.model.gguf_file import GGUFFile
+from engine.model.spec import ForeignModel
 from engine.torch_storage import TorchStorage
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
 from kernels.registry import get_kernels
 from kernels.sampling import Sampled, SamplingBatch, TokenLogprobs
+
+AnyDecoder = Decoder | ForeignDecoder
 
 LEAST_ROWS = 16
 """Rows whose logits may stand side by side even if fewer sequences may run."""
@@ -29,10 +34,10 @@ LEAST_ROWS = 16
 class TorchModel:
     """`engine.batch.Model` with real weights. One thread at a time may call it."""
 
-    def __init__(self, config: EngineConfig, decoder: Decoder, info: ModelInfo, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, decoder: AnyDecoder, info: ModelInfo, device: torch.device) -> None:
         self.info = info
         self._config = config
-        self._decoder: Decoder | None = decoder
+        self._decoder: AnyDecoder | None = decoder
         self._spec = decoder.spec
         self._dtype = decoder.dtype
         self._device = device
@@ -46,9 +51,10 @@ class TorchModel:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         files = files or open_files(config)
-        spec, text = spec_of(config, files), files.text
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
+        decoder = load_decoder(config, files, dtype, device)
+        spec, text = decoder.spec, files.text
         info = ModelInfo(
             revision=revision(config, files),
             device=str(device),
@@ -58,7 +64,7 @@ class TorchModel:
             kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
             text=text,
         )
-        return cls(config, load_decoder(config, files, dtype, device), info, device)
+        return cls(config, decoder, info, device)
 
     @property
     def cheap_rows(self) -> int:
@@ -105,7 +111,7 @@ class TorchModel:
         hidden = decoder.hidden(token_ids, meta, self._kv, rows)
         return self._sample(decoder, hidden, batch.sampling)
 
-    def _sample(self, decoder: Decoder, hidden: Tensor, sampling: SamplingBatch) -> Sampled:
+    def _sample(self, decoder: AnyDecoder, hidden: Tensor, sampling: SamplingBatch) -> Sampled:
         """Tokens of what the head reads, [S, hidden]; of few rows at once, as a scored prompt has many."""
         tokens: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
@@ -139,7 +145,7 @@ class TorchModel:
         self._decoder = None
         self.release_kv()
 
-    def _open(self) -> Decoder:
+    def _open(self) -> AnyDecoder:
         if self._decoder is None:
             raise RuntimeError("the model is closed or asleep")
         return self._decoder
@@ -168,19 +174,25 @@ class TorchModel:
         return token_ids, meta, rows
 
 
-def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> Decoder:
+@torch.inference_mode()
+def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> AnyDecoder:
     """The weights in `files`, converted and packed for the device."""
-    spec, kernels = spec_of(config, files), get_kernels(device)
-    with torch.inference_mode():
-        weights = build_weights(
-            spec,
-            open_weights(files, spec),
-            kernels,
-            dtype=dtype,
-            device=device,
-            vocab_size=files.text.vocab_size,
-            positions=min(spec.context_len, config.max_seq_len),
-        )
+    kernels = get_kernels(device)
+    try:
+        spec = spec_of(config, files)
+    except ForeignModel as reason:
+        if isinstance(files, GGUFFile):
+            raise
+        return load_foreign(config, files, reason, kernels, dtype, device)
+    weights = build_weights(
+        spec,
+        open_weights(files, spec),
+        kernels,
+        dtype=dtype,
+        device=device,
+        vocab_size=files.text.vocab_size,
+        positions=min(spec.context_len, config.max_seq_len),
+    )
     return Decoder(spec, weights, kernels, dtype)
 
 

@@ -15,7 +15,7 @@ from engine.model.gguf_weights import GGUFWeights
 from engine.model.hf_dir import HFDirectory, HFWeights
 from engine.model.openmp import wait_briefly
 from engine.model.shapes import check_shapes
-from engine.model.spec import ModelSpec
+from engine.model.spec import ForeignModel, ModelSpec
 from engine.model.weights import Weights
 from kernels import ensure_ours
 from text.bundle import TextBundle
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ModelFiles = GGUFFile | HFDirectory
-"""Both have `spec`, `text` and `files`."""
+"""Both have `spec`, `context_len`, `text` and `files`."""
 
 
 def load_model(config: EngineConfig) -> Model:
@@ -41,7 +41,10 @@ def load_model(config: EngineConfig) -> Model:
     if is_cpu(config.device):
         from engine.cpu.model import CpuModel, obstacle
 
-        why_not = obstacle(config, spec_of(config, files))
+        try:
+            why_not = obstacle(config, spec_of(config, files))
+        except ForeignModel as foreign:
+            why_not = str(foreign)
         if why_not is None:
             return CpuModel.load(config, files)
         logger.warning("torch serves %s, which is slower than the CPU library: %s", config.model, why_not)
@@ -63,7 +66,7 @@ def load_text(config: EngineConfig) -> tuple[TextBundle, str, int]:
         info = load_fake(config.model).info
         return info.text, info.revision, info.context_len
     files = open_files(config)
-    return files.text, revision(config, files), files.spec.context_len
+    return files.text, revision(config, files), files.context_len
 
 
 def open_files(config: EngineConfig) -> ModelFiles:

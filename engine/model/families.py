@@ -13,7 +13,15 @@ from typing import Any
 from engine.model import hf_names
 from engine.model.hf_names import Names
 from engine.model.hf_rope import read_local_rope, read_rope
-from engine.model.spec import Activation, ExpertsSpec, ModelSpec, UnsupportedModel, layer_count, require
+from engine.model.spec import (
+    Activation,
+    ExpertsSpec,
+    ForeignModel,
+    ModelSpec,
+    UnsupportedModel,
+    layer_count,
+    require,
+)
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -25,10 +33,6 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-
-
-class ForeignModel(UnsupportedModel):
-    """An architecture that is none of the families."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ def spec_from_hf(config: Config) -> ModelSpec:
     family = family_of(config)
     config = {**family.defaults, **config, **config.get("text_config", {})}
     config |= {ours: config[theirs] for theirs, ours in family.synonyms.items()}
-    require(config.get("quantization_config") is None, "weights quantised by another library (quantization_config)")
+    if config.get("quantization_config") is not None:
+        raise UnsupportedModel("weights quantised by another library (quantization_config) are not supported")
     heads = int(config["num_attention_heads"])
     common: Fields = {
         "vocab_rows": int(config["vocab_size"]),

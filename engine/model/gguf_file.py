@@ -32,6 +32,11 @@ class GGUFFile:
         with _told(header.path):
             return spec_from_gguf(header.metadata, frozenset(header.tensors), vocab_rows=rows)
 
+    @property
+    def context_len(self) -> int:
+        """Tokens that the model was made for."""
+        return self.spec.context_len
+
     @cached_property
     def text(self) -> TextBundle:
         with _told(self.header.path):

@@ -12,7 +12,7 @@ from typing import Any
 from engine.model.families import family_of, spec_from_hf
 from engine.model.hf_names import HEADS, Checkpoint
 from engine.model.safetensors_file import SafetensorsFile
-from engine.model.spec import ModelSpec, UnsupportedModel
+from engine.model.spec import ForeignModel, ModelSpec, UnsupportedModel
 from engine.model.weights import StoredTensor
 from text.bundle import TextBundle
 
@@ -36,6 +36,27 @@ class HFDirectory:
             raise UnsupportedModel(f"{self.path / 'config.json'} lacks what its architecture needs: {error}") from error
         return replace(spec, tied_head=spec.tied_head or not any(head in self.tensor_files for head in HEADS))
 
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding; of foreign models too."""
+        return self._size("vocab_rows", "vocab_size")
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that the model was made for; of foreign models too."""
+        return self._size("context_len", "max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
+
+    def _size(self, field: str, *names: str) -> int:
+        """A field of the structure, or what a foreign configuration has under one of these names."""
+        try:
+            return int(getattr(self.spec, field))
+        except ForeignModel:
+            config = self.config | self.config.get("text_config", {})
+            sizes = [config[name] for name in names if isinstance(config.get(name), int)]
+            if not sizes:
+                raise UnsupportedModel(f"{self.path / 'config.json'} says none of {', '.join(names)}") from None
+            return int(sizes[0])
+
     @cached_property
     def config(self) -> dict[str, Any]:
         """`config.json`."""
@@ -52,7 +73,7 @@ class HFDirectory:
             tokenizer_config=self._json("tokenizer_config.json", {}),
             eos=_ids(self._json("generation_config.json", {}), self._json("config.json")),
             chat_template=self._chat_template(),
-            vocab_rows=self.spec.vocab_rows,
+            vocab_rows=self.vocab_rows,
         )
 
     @cached_property

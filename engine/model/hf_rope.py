@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.model.spec import Llama3Scaling, LongRopeScaling, RopeSpec, UnsupportedModel, YarnScaling
+from engine.model.spec import ForeignModel, Llama3Scaling, LongRopeScaling, RopeSpec, UnsupportedModel, YarnScaling
 
 Config = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def rope_of(rope: Config, head_size: int) -> RopeSpec:
         return _yarn(theta, rope, rotated)
     if kind in ("longrope", "su"):
         return _longrope(theta, rope, rotated, head_size)
-    raise UnsupportedModel(
+    raise ForeignModel(
         f"rope scaling of type {kind!r} is not supported; supported are linear, llama3, yarn and longrope"
     )
 

@@ -23,10 +23,14 @@ class UnsupportedModel(ValueError):
     """The model needs something that this engine doesn't have; the message says what."""
 
 
+class ForeignModel(UnsupportedModel):
+    """The decoder doesn't know how this model works; other code may."""
+
+
 def require(holds: bool, what: str) -> None:
-    """Raise UnsupportedModel for a model that has `what`, unless `holds`."""
+    """Raise ForeignModel for a model that has `what`, unless `holds`."""
     if not holds:
-        raise UnsupportedModel(f"this model has {what}, which is not supported")
+        raise ForeignModel(f"this model has {what}, which is not supported")
 
 
 def layer_count(said: object) -> int:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine.model.families import FAMILIES, ForeignModel, spec_from_hf
+from engine.model.families import FAMILIES, spec_from_hf
 from engine.model.hf_names import Checkpoint, Place
 from engine.model.spec import (
     ExpertsSpec,
+    ForeignModel,
     Llama3Scaling,
     LongRopeScaling,
     ModelSpec,
