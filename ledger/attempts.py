@@ -6,41 +6,36 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.contract import JobStatus, Priority, Reason, Timings
+from headrace.contract import Job, JobError, JobStatus, Priority, Reason, Timings
 from sqlalchemy import Row, bindparam, insert, select, tuple_, update
 from sqlalchemy.engine import Connection
 
+from ledger import door
+from ledger.bulk import ForEach, given
 from ledger.clock import db_now
 from ledger.contract import Lease, Outcome, Renewal, Topic
 from ledger.models import JobRow, ResultRow
-from ledger.rows import RESULT_FIELDS, WHY, dispatch, end, insert_jobs, lock_jobs
+from ledger.rows import JOB_COLUMNS, MEASURED, WHY, dispatch, end, insert_jobs, lock_jobs, shown
 from ledger.states import CANCELLED, EXPIRED, FAILED, QUEUED, RUNNING, SUCCEEDED, move
 
 _MAX_RAW_CHARS = 65_536
 _REASONS = {CANCELLED: Reason.CANCELLED, EXPIRED: Reason.DEADLINE_EXCEEDED}
 
-_COMMIT = {
-    status: move((RUNNING,), status)
-    .where(JobRow.id == bindparam("job_id"), JobRow.fence == bindparam("held"))
-    .values(
-        {
-            name: bindparam(name)
-            for name in (
-                "error_code",
-                "error_message",
-                "queue_time_ms",
-                "time_to_first_token_ms",
-                "generation_time_ms",
-                "total_time_ms",
-                "prompt_tokens",
-                "completion_tokens",
-            )
-        }
+_LOCKED = (*JOB_COLUMNS, JobRow.fence, JobRow.accepted_at)
+_held = (
+    JobRow.id == bindparam("job_id", type_=JobRow.id.type),
+    JobRow.fence == bindparam("held", type_=JobRow.fence.type),
+)
+_END = {
+    status: ForEach(
+        move((RUNNING,), status)
+        .where(*_held)
+        .values(given(JobRow, ("finished_at", "error_code", "error_message", *MEASURED)))
     )
     for status in JobStatus
     if status.terminal
 }
-_INSERT_RESULTS = insert(ResultRow)
+_BRING = ForEach(insert(ResultRow).values(given(ResultRow, ResultRow.__table__.c.keys())))
 
 
 def renew(connection: Connection, leases: Sequence[Lease], lease_s: float) -> Renewal:
@@ -70,12 +65,13 @@ def checked(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def commit(connection: Connection, outcomes: Sequence[Outcome]) -> list[bool]:
-    rows = lock_jobs(
-        connection, (o.lease.job_id for o in outcomes), JobRow.status, JobRow.fence, JobRow.attempt, JobRow.accepted_at
-    )
-    written: list[bool] = []
+def commit(connection: Connection, outcomes: Sequence[Outcome]) -> list[Job | None]:
+    """The jobs as they have ended; None where the lease was lost."""
+    rows = lock_jobs(connection, (o.lease.job_id for o in outcomes), *_LOCKED)
     taken: dict[str, Outcome] = {}
+    ended: set[str] = set()
+    """Written by an earlier try, whose answer was lost."""
+    written: list[bool] = []
     for outcome in outcomes:
         row = rows.get(outcome.lease.job_id)
         if row is None or row.fence != outcome.lease.fence:
@@ -86,58 +82,68 @@ def commit(connection: Connection, outcomes: Sequence[Outcome]) -> list[bool]:
             taken[row.id] = outcome
             written.append(True)
         else:
+            ended.add(row.id)
             written.append(row.status is outcome.status)
-    if taken:
-        _write(connection, [(rows[job_id], outcome) for job_id, outcome in taken.items()])
-    return written
+    jobs = _write(connection, [(rows[job_id], outcome) for job_id, outcome in taken.items()]) if taken else {}
+    if ended:
+        jobs |= door.jobs(connection, list(ended))
+    return [jobs[o.lease.job_id] if ok else None for o, ok in zip(outcomes, written, strict=True)]
 
 
-def _write(connection: Connection, ends: Sequence[tuple[Row[Any], Outcome]]) -> None:
+def _write(connection: Connection, ends: Sequence[tuple[Row[Any], Outcome]]) -> dict[str, Job]:
     changes: dict[JobStatus, list[dict[str, Any]]] = {}
     results = []
+    jobs = {}
     for row, outcome in ends:
-        timings = outcome.timings or Timings()
-        timings = timings.model_copy(
-            update={
-                "attempts": row.attempt,
-                "total_time_ms": timings.total_time_ms or 1000 * (row.now - row.accepted_at).total_seconds(),
-            }
-        )
-        result, usage = outcome.result, outcome.result.usage if outcome.result is not None else None
-        reason = outcome.reason or _REASONS.get(outcome.status)
-        changes.setdefault(outcome.status, []).append(
+        job = ended_job(row, outcome)
+        jobs[job.id] = job
+        usage = job.result.usage if job.result is not None else None
+        timings = job.timings.model_dump(exclude_none=True) if job.timings is not None else {}
+        changes.setdefault(job.status, []).append(
             {
                 "job_id": row.id,
                 "held": row.fence,
-                "error_code": reason,
-                "error_message": outcome.message or WHY.get(reason, f"the job failed: {reason}")
-                if reason is not None
-                else None,
-                "queue_time_ms": timings.queue_time_ms,
-                "time_to_first_token_ms": timings.time_to_first_token_ms,
-                "generation_time_ms": timings.generation_time_ms,
-                "total_time_ms": timings.total_time_ms,
+                "finished_at": row.now,
+                "error_code": job.error.code if job.error is not None else None,
+                "error_message": job.error.message if job.error is not None else None,
+                **{name: timings.get(name) for name in MEASURED},
                 "prompt_tokens": usage.prompt_tokens if usage is not None else None,
                 "completion_tokens": usage.completion_tokens if usage is not None else None,
             }
         )
-        brought = result.model_dump(mode="json") if result is not None else {}
+        brought = job.result.model_dump(mode="json") if job.result is not None else {}
         results.append(
-            {
-                "job_id": row.id,
-                **{name: brought.get(name) for name in RESULT_FIELDS},
-                "choices": brought.get("choices") or None,
-                "timings": {name: value for name, value in timings.model_dump().items() if _tellable(value)},
-            }
+            brought
+            | {"job_id": row.id, "choices": brought.get("choices") or None}
+            | {"timings": {name: value for name, value in timings.items() if _tellable(value)}}
         )
-    for status, rows in changes.items():
-        connection.execute(_COMMIT[status], rows)
-    connection.execute(_INSERT_RESULTS, results)
+    for status, changed in changes.items():
+        _END[status].run(connection, changed)
+    _BRING.run(connection, results)
+    return jobs
+
+
+def ended_job(row: Row[Any], outcome: Outcome) -> Job:
+    """The running job of this row, as the outcome ends it now."""
+    timings = outcome.timings or Timings()
+    total_ms = timings.total_time_ms or 1000 * (row.now - row.accepted_at).total_seconds()
+    reason = outcome.reason or _REASONS.get(outcome.status)
+    error = None
+    if reason is not None:
+        error = JobError(code=reason, message=outcome.message or WHY.get(reason, f"the job failed: {reason}"))
+    return shown(
+        row,
+        status=outcome.status,
+        finished_at=row.now,
+        result=outcome.result,
+        error=error,
+        timings=timings.model_copy(update={"attempts": row.attempt, "total_time_ms": total_ms}),
+    )
 
 
 def _tellable(value: object) -> bool:
-    """Whether a timing says anything, in JSON: there is no NaN and no infinity."""
-    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
+    """Whether JSON has the value: there is no NaN and no infinity."""
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def release(connection: Connection, leases: Sequence[Lease]) -> list[bool]:

@@ -306,6 +306,10 @@ class LedgerProtocol(Protocol):
         """
         ...
 
+    def record(self, outcomes: Sequence[Outcome]) -> list[Job | None]:
+        """`commit`, and the jobs as they have ended; None where `commit` says False."""
+        ...
+
     def release(self, leases: Sequence[Lease]) -> list[bool]:
         """Hand jobs back: `queued` again, the attempt uncounted, an outbox row to publish them at once. One whose
         cancellation was asked for ends as `cancelled`. False: the lease was lost, or the job has ended."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from headrace.contract import JobRequest, Reason, id_age_s
 from pydantic import ValidationError
-from sqlalchemy import Row, bindparam, delete, select
+from sqlalchemy import Row, delete, select
 from sqlalchemy.engine import Connection
 
+from ledger.bulk import one_of
 from ledger.clock import db_now
 from ledger.contract import Claim, ClaimResult, Lease, Verdict
 from ledger.door import new_row, with_seed
@@ -174,11 +175,7 @@ def _write_raw(
 
 
 _NOW = select(db_now())
-_HEARD = (
-    delete(RevocationRow)
-    .where(RevocationRow.job_id.in_(bindparam("ids", expanding=True)))
-    .returning(RevocationRow.job_id)
-)
+_HEARD = delete(RevocationRow).where(one_of(RevocationRow.job_id)).returning(RevocationRow.job_id)
 
 
 def _fresh(row: Mapping[str, Any], request: JobRequest, now: datetime) -> ClaimResult:

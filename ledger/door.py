@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from headrace.contract import Job, JobPage, JobRequest, JobStatus, Reason
-from sqlalchemy import ColumnElement, bindparam, delete, func, literal, literal_column, select, tuple_, update
+from headrace.contract import Job, JobPage, JobRequest, JobStatus, Reason, fingerprint
+from sqlalchemy import ColumnElement, delete, func, literal, literal_column, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
+from ledger.bulk import one_of
 from ledger.clock import UtcTime, db_now
 from ledger.contract import IdempotencyConflict, IllegalTransition, JobFilter, Submission, Topic
 from ledger.models import JobRow, OutboxRow, ResultRow, RevocationRow
@@ -42,6 +43,7 @@ def new_row(
     job_id: str, asked: JobRequest, seeded: JobRequest, now: datetime, tokens: int | None = None
 ) -> dict[str, Any]:
     """Columns of a job that is queued now. The fingerprint is that of the request before its seed was drawn."""
+    body = asked.body()
     return {
         "id": job_id,
         "tenant": asked.tenant,
@@ -58,9 +60,9 @@ def new_row(
         "deadline": asked.deadline_from(now),
         "tokens": guessed_tokens(asked) if tokens is None else tokens,
         "idempotency_key": asked.idempotency_key,
-        "fingerprint": asked.fingerprint(),
+        "fingerprint": fingerprint(body),
         "metadata": asked.metadata,
-        "request": seeded.body(),
+        "request": body | {"seed": seeded.seed},
     }
 
 
@@ -126,7 +128,7 @@ def get(connection: Connection, job_id: str, tenant: str | None = None) -> Job |
     return to_job(row) if row is not None else None
 
 
-_JOBS = select_jobs().where(JobRow.id.in_(bindparam("ids", expanding=True)))
+_JOBS = select_jobs().where(one_of(JobRow.id))
 
 
 def jobs(connection: Connection, job_ids: Sequence[str]) -> dict[str, Job]:

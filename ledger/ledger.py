@@ -134,6 +134,9 @@ class Ledger(LedgerProtocol):
         return self._database.write(lambda c: attempts.renew(c, leases, lease_s))
 
     def commit(self, outcomes: Sequence[Outcome]) -> list[bool]:
+        return [job is not None for job in self.record(outcomes)]
+
+    def record(self, outcomes: Sequence[Outcome]) -> list[Job | None]:
         checked = [attempts.checked(outcome) for outcome in outcomes]
         return self._database.write(lambda c: attempts.commit(c, checked)) if checked else []
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from celery import Celery
 from headrace.contract import Priority
-from headrace.signing import SIGNATURE_HEADER, sign
+from headrace.publication import JobMessage, publish
 from headrace.urls import masked
-from headrace.wire import SILENT_S, TASK_GENERATE, celery_config, message_options, queue_keys
+from headrace.wire import SILENT_S, celery_config, queue_keys
 from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
@@ -63,13 +63,10 @@ class CeleryTransport:
         """
         with self._channel() as channel:
             producer = self._app.amqp.Producer(channel, auto_declare=False)
-            with producer.batch(len(dispatches)):
-                for dispatch in dispatches:
-                    kwargs = {"job_id": dispatch.job_id}
-                    options = message_options(dispatch.job_id, dispatch.model, Priority(dispatch.priority))
-                    if self._signing_key:
-                        options["headers"] = {SIGNATURE_HEADER: sign(self._signing_key, dispatch.job_id, kwargs)}
-                    self._app.send_task(TASK_GENERATE, kwargs=kwargs, producer=producer, **options)
+            messages = [
+                JobMessage(one.job_id, one.model, Priority(one.priority), {"job_id": one.job_id}) for one in dispatches
+            ]
+            publish(self._app, producer, messages, self._signing_key)
 
     def revoke(self, dispatches: Sequence[Dispatch]) -> None:
         """Tell every worker to stop these attempts. One that hears it late leaves a later attempt alone."""

@@ -49,7 +49,7 @@ class Recorded:
     """An outcome that was written, and the job as the ledger shows it with it."""
 
     outcome: Outcome
-    job: Job | None
+    job: Job
 
 
 @dataclass(slots=True)

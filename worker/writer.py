@@ -284,15 +284,10 @@ class Writer(threading.Thread):
     def _commit(self, drafts: list[Draft]) -> list[Recorded | None]:
         now = time.monotonic()
         outcomes = [draft.outcome(now) for draft in drafts]
-        written = self._ledger.commit(outcomes)
+        jobs = self._ledger.record(outcomes)
         for draft in drafts:
             self._drop(draft.lease.job_id)
-        ids = [outcome.lease.job_id for outcome, ok in zip(outcomes, written, strict=True) if ok]
-        jobs = self._ledger.jobs(ids)
-        return [
-            Recorded(outcome, jobs.get(outcome.lease.job_id)) if ok else None
-            for outcome, ok in zip(outcomes, written, strict=True)
-        ]
+        return [Recorded(o, job) if job is not None else None for o, job in zip(outcomes, jobs, strict=True)]
 
     def _release(self, leases: list[Lease]) -> list[bool]:
         released = self._ledger.release(leases)

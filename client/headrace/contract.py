@@ -103,10 +103,10 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
-_LATER = (
+_LATER = frozenset((
     "n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids",
     "logprobs", "prompt_logprobs", "response_format", "guided_regex", "guided_choice", "guided_grammar",
-)  # fmt: skip
+))  # fmt: skip
 
 MOST_FIELDS = 100
 MOST_AGE_S = 30 * 86400.0
@@ -185,13 +185,18 @@ class JobRequest(SamplingFields):
         version still takes the job, and equal requests have equal fingerprints across an upgrade.
         """
         fields = type(self).model_fields
-        unused = {name for name in _LATER if getattr(self, name) == fields[name].default}
-        return self.model_dump(mode="json", exclude=unused)
+        said = {name for name in _LATER & self.model_fields_set if getattr(self, name) != fields[name].default}
+        return self.model_dump(mode="json", exclude=set(_LATER - said))
 
     def fingerprint(self) -> str:
         """SHA-256 of what was asked, without the idempotency key: equal for equal work."""
-        body = {name: value for name, value in self.body().items() if name != "idempotency_key"}
-        return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return fingerprint(self.body())
+
+
+def fingerprint(body: dict[str, Any]) -> str:
+    """The same of a request's body."""
+    asked = {name: value for name, value in body.items() if name != "idempotency_key"}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class Timings(BaseModel):

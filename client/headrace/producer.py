@@ -18,9 +18,9 @@ from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
 from headrace.flows import Backoff, Deadline, patience
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
-from headrace.signing import SIGNATURE_HEADER, sign
+from headrace.publication import JobMessage, publish
 from headrace.validation import invalid
-from headrace.wire import TASK_GENERATE, celery_config, message_options, queue_keys
+from headrace.wire import TASK_GENERATE, celery_config, queue_keys
 
 CONNECT_TIMEOUT_S = 5.0
 POLL_S = 5.0
@@ -87,7 +87,7 @@ class Producer:
         job_id = _id_for(request) if job_id is None else _checked_id(job_id)
         with _broker_errors("publish the job"):
             self._await_room(request)
-            self._app.send_task(TASK_GENERATE, **self._message(job_id, request))
+            self._app.send_task(TASK_GENERATE, **_message(job_id, request).options(self._signing_key))
         return job_id
 
     def submit_many(self, requests: Iterable[JobRequest]) -> list[str]:
@@ -99,21 +99,14 @@ class Producer:
         job_ids: list[str] = []
         with _broker_errors("publish the jobs"), self._app.producer_pool.acquire(block=True) as producer:
             for some in _portions(requests):
-                with producer.batch(BATCH_JOBS):
-                    for asked in some:
-                        request = _with_fixed_deadline(asked)
-                        job_ids.append(_id_for(request))
-                        self._await_room(request)
-                        message = self._message(job_ids[-1], request)
-                        self._app.send_task(TASK_GENERATE, producer=producer, **message)
+                messages = []
+                for asked in some:
+                    request = _with_fixed_deadline(asked)
+                    messages.append(_message(_id_for(request), request))
+                    self._await_room(request)
+                publish(self._app, producer, messages, self._signing_key)
+                job_ids += [message.job_id for message in messages]
         return job_ids
-
-    def _message(self, job_id: str, request: JobRequest) -> dict[str, Any]:
-        """Arguments of `send_task`."""
-        kwargs, options = job_kwargs(request), message_options(job_id, request.model, request.priority)
-        if self._signing_key:
-            options["headers"] = {SIGNATURE_HEADER: sign(self._signing_key, job_id, kwargs)}
-        return {"kwargs": kwargs, **options}
 
     def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """The job when it has ended, however it ended; JobTimeout after `timeout` seconds.
@@ -218,6 +211,10 @@ def _portions(requests: Iterable[JobRequest]) -> Iterator[list[JobRequest]]:
     left = iter(requests)
     while some := list(islice(left, BATCH_JOBS)):
         yield some
+
+
+def _message(job_id: str, request: JobRequest) -> JobMessage:
+    return JobMessage(job_id, request.model, request.priority, job_kwargs(request))
 
 
 def _checked_id(job_id: str) -> str:

@@ -36,8 +36,13 @@ def queue_name(model: str) -> str:
 
 def queue_keys(model: str) -> list[str]:
     """The Redis lists that hold the queue, one for each of the transport's `priority_steps`."""
+    return [priority_key(model, step) for step in PRIORITY_STEPS]
+
+
+def priority_key(model: str, step: int) -> str:
+    """The one of them for a priority."""
     name = queue_name(model)
-    return [f"{name}\x06\x16{step}" if step else name for step in PRIORITY_STEPS]
+    return f"{name}\x06\x16{step}" if step else name
 
 
 def stream_key(job_id: str) -> str:

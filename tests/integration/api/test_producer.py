@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import celery
 import pytest
+from celery.signals import before_task_publish
 from headrace import (
     BadRequest,
     ConnectionFailed,
@@ -91,6 +93,52 @@ def test_many_jobs_are_the_same_messages_as_one_each(producer: Producer, queue: 
     assert [message.headers["id"] for message in taken] == job_ids
     assert [message.payload[1]["prompt"] for message in taken] == [f"p{n}" for n in range(300)]
     assert {message.properties["priority"] for message in taken} == {3}
+
+
+def test_many_jobs_are_written_as_celery_writes_them(producer: Producer, queue: Queue) -> None:
+    def seen(message: Any) -> list[Any]:
+        properties = {name: value for name, value in message.properties.items() if name != "delivery_tag"}
+        named = [message.headers, properties, message.payload, message.content_type, message.content_encoding]
+        return [json.loads(json.dumps(part).replace(message.headers["id"], "ID")) for part in named]
+
+    fields: dict[str, Any] = {"prompt": "ünï\x00", "model": "m", "priority": "low", "logit_bias": {"3": 1.5}}
+    producer.submit_many([JobRequest(**fields)])
+    producer.submit(**fields)
+    many, one = seen(queue.take()), seen(queue.take())
+    # Celery leaves what it was told of the arguments in a place where nobody looks for it.
+    assert {one[1].pop("argsrepr"), one[1].pop("kwargsrepr")} == {"-", "job ID"}
+    assert many == one
+
+
+def test_flower_hears_of_many_jobs_at_once(producer: Producer, queue: Queue) -> None:
+    heard: list[Any] = []
+    with queue.app.connection_for_read() as connection:
+        receiver = queue.app.events.Receiver(connection, handlers={"task-sent": heard.append})
+        with receiver.consumer_context(wakeup=False) as (draining, _, _):
+            with contextlib.suppress(TimeoutError):  # it subscribes as it begins to read
+                draining.drain_events(timeout=0.1)
+            job_ids = producer.submit_many([JobRequest(model="m", prompt="secret") for _ in range(3)])
+            while len(heard) < len(job_ids):
+                draining.drain_events(timeout=5)
+    assert [event["uuid"] for event in heard] == job_ids
+    assert {(event["queue"], event["kwargs"]) for event in heard} == {("headrace.m", f"job {i}") for i in job_ids}
+    assert "secret" not in str(heard)
+
+
+def test_who_traces_publications_hears_of_each_of_many(producer: Producer, queue: Queue) -> None:
+    heard: list[str] = []
+
+    def note(headers: dict[str, Any], **_: Any) -> None:
+        headers["traceparent"] = f"trace of {headers['id']}"
+        heard.append(headers["id"])
+
+    before_task_publish.connect(note)
+    try:
+        job_ids = producer.submit_many([JobRequest(model="m", prompt=f"p{n}") for n in range(2)])
+    finally:
+        before_task_publish.disconnect(note)
+    assert heard == job_ids
+    assert [queue.take().headers["traceparent"] for _ in job_ids] == [f"trace of {job_id}" for job_id in job_ids]
 
 
 def test_a_time_to_live_counts_from_the_submission(producer: Producer, queue: Queue) -> None:
