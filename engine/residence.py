@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from engine.batch import Model
 from engine.config import EngineConfig
-from engine.executor import Executor
+from engine.executor import Executor, ModelFailed
 from engine.memory import Buddy, Extents, PagePool
 from engine.memory.budget import Demand, MemoryBudget, NoRoom, resized, solve
 from engine.memory.machine import machine_bytes
@@ -154,6 +155,7 @@ class Residence:
     def _verified_activation_bytes(self) -> int:
         """What a step of the whole token budget needs, by the estimate or by what a smaller step really used.
 
+        Raises `ModelFailed` for a model that computes no numbers: every answer would be the first token's.
         The step runs twice: what the first leaves behind is part of the memory in use, and what the second
         needs for a moment is its activations.
         """
@@ -162,8 +164,13 @@ class Residence:
         needed_pages = -(-tokens // config.page_size)
         pages = self._new_pool(self._allocate(needed_pages), needed_pages).allocate(needed_pages)
         executor = Executor(model, config.page_size)
-        sequence = TokenSequence("warm-up", [0] * tokens, tokens, tokens + 1, pages=pages)
-        executor.execute([Chunk(sequence, 0, tokens)])
+        sequence = TokenSequence("warm-up", [0] * tokens, tokens, tokens + 1, pages=pages, logprobs=0)
+        [report] = executor.execute([Chunk(sequence, 0, tokens)]).reports(0, 1)
+        if not math.isfinite(report.logprob):
+            raise ModelFailed(
+                f"the model's logits are no numbers (a logprob is {report.logprob}): "
+                "its weights or its configuration are damaged"
+            )
         before_bytes = model.memory().used_bytes
         model.take_peak_bytes()
         executor.execute([Chunk(sequence, 0, tokens)])

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from bench.endurance.random_model import write_random_model
+from engine import LLM
 from engine.config import EngineConfig
+from engine.executor import ModelFailed
 from engine.model import load_model, open_weights
 from engine.model.hf_dir import HFDirectory
 from engine.model.shapes import shapes
@@ -105,3 +107,18 @@ def test_a_configuration_that_the_files_do_not_bear_out_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=says):
         load(damaged(tmp_path / "model", **config), page_size)
+
+
+@pytest.mark.parametrize("page_size", SERVERS)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_noticed_before_the_first_request(
+    value: float, page_size: int, tmp_path: Path
+) -> None:
+    """Each request would have been answered with token 0, over and over, and no error."""
+
+    def change(tensors: Tensors) -> None:
+        tensors["model.layers.2.mlp.down_proj.weight"][0, 0] = value
+
+    path = damaged(tmp_path / "model", change)
+    with pytest.raises(ModelFailed, match="logits are no numbers"):
+        LLM(path, cache=tmp_path, device="cpu", page_size=page_size, max_seq_len=64, kv_cache_bytes=2**24)
