@@ -100,7 +100,7 @@ class Generation:
         tokens = self.sequence.tokens
         armed = len(tokens) >= self.sequence.ends_from
         tokens.append(token_id)
-        if token_id in self._end_ids and (armed or self._matcher is not None):
+        if token_id in self._end_ids and (armed if self._matcher is None else self._matcher.complete):
             return self._end_by_token(token_id)
         if self._matcher is not None:
             try:

@@ -53,6 +53,11 @@ class Matcher:
         """Whether the text is complete and nothing can be added to it."""
         return self._state.is_stopped() and not self._state.is_error()
 
+    @property
+    def complete(self) -> bool:
+        """Whether the text follows the grammar as it stands, and so may end."""
+        return self._state.is_accepting()
+
     def accept(self, token_id: int) -> None:
         """Move on by a token that is part of the text. Raises `GrammarFailed` if it isn't allowed here."""
         if not self._state.consume_token(token_id):
@@ -132,7 +137,10 @@ class _Vocabulary:
         mask = row[: -(-end // 8)]
         if end & 7:
             mask[-1] &= (1 << (end & 7)) - 1
-        return mask | matcher._ends if complete else mask & ~matcher._ends
+        if complete:
+            return mask | matcher._ends
+        rest = mask & ~matcher._ends
+        return rest if rest.any() else mask  # the grammar is stronger than who asks to stop at all that it allows
 
 
 class _Tokens:
@@ -147,5 +155,5 @@ class _Tokens:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Token ids of a text, without special tokens."""
-        return self._tokenizer.encode_text(text.decode() if isinstance(text, bytes) else text)
+        """Token ids of a text, without special tokens: one that has a special token's name is text like any other."""
+        return self._tokenizer.encode_literally(text.decode() if isinstance(text, bytes) else text)

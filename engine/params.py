@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import reprlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,7 +100,7 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         self._whole("max_tokens", 0)
-        self._whole("min_tokens", 0, self.max_tokens, f"from 0 to max_tokens={self.max_tokens}")
+        self._whole("min_tokens", 0, self.max_tokens, f"from 0 to max_tokens={_shown(self.max_tokens)}")
         self._whole("top_k", -1)
         self._whole("n", 1, MOST_CHOICES)
         self._number("temperature", 0)
@@ -163,7 +165,15 @@ class SamplingParams:
 
     def _require(self, name: str, holds: object, what: str) -> None:
         if not holds:
-            raise RequestRefused("invalid_request", f"{name} must be {what}, got {getattr(self, name)!r}", name)
+            raise RequestRefused("invalid_request", f"{name} must be {what}, got {_shown(getattr(self, name))}", name)
+
+
+def _shown(value: object) -> str:
+    """A value as a message tells it: cut where it is long."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no whole number of more than some thousand digits
+        return f"a {type(value).__name__} of too many digits"
 
 
 def _is_whole(value: object) -> bool:
@@ -171,7 +181,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_id(value: object) -> bool:

@@ -7,9 +7,11 @@ https://github.com/guidance-ai/llguidance/blob/main/docs
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 from typing import Protocol
 
@@ -42,6 +44,10 @@ MOST_CHARS = {Kind.JSON: 65_536, Kind.CHOICE: 65_536, Kind.LARK: 16_384, Kind.RE
 
 What it may grow to while it is compiled is bounded by llguidance's own limits.
 """
+MOST_REMAINDERS = 20_000
+"""Least common multiple of all `multipleOf`: about a tenth of a second to compile."""
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\w]+)')
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 _LONG_STRING = re.compile(rf'"(?:[^"\\]|\\.){{{MOST_CHARS[Kind.REGEX] + 1}}}')
 
 
@@ -76,8 +82,8 @@ class Grammar:
                 case Kind.REGEX:
                     return LLMatcher.grammar_from_regex(self.source)
                 case Kind.CHOICE:
-                    texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(self.source)]
-                    return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+                    texts = [_lark_text(text) for text in json.loads(self.source)]
+                    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(texts)}")
                 case Kind.LARK:
                     return LLMatcher.grammar_from_lark(self.source)
         except (ValueError, TypeError) as error:  # not Unicode, or no schema
@@ -92,9 +98,39 @@ class Grammar:
             raise GrammarError(
                 self.kind.value, f"a text in the schema has more than {MOST_CHARS[Kind.REGEX]} characters"
             )
+        if self.kind in (Kind.JSON, Kind.LARK):
+            _check_multiples(self)
         is_error, messages = LLMatcher.validate_grammar_with_warnings(self.form())
         if is_error:
             raise GrammarError(self.kind.value, told(messages[0]))
+
+
+def _lark_text(text: str) -> str:
+    """A text as Lark writes it: as JSON, but that it has no delete character as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _check_multiples(grammar: Grammar) -> None:
+    """Raise GrammarError if numbers have to be multiples of something large.
+
+    The automaton for it has a state for each remainder, of all such conditions on one number together, and what
+    it takes to compile grows with their square: minutes for some millions, which nothing of llguidance's own bounds.
+    Zeros at the end cost nothing.
+    """
+    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), grammar.source)
+    together = 1
+    for number in set(_MULTIPLE.findall(plain)):
+        try:
+            digits = Decimal(number).normalize().as_tuple().digits
+        except ArithmeticError as error:
+            raise GrammarError(grammar.kind.value, f"multipleOf is no number: {told(number)}") from error
+        together = math.lcm(together, int("".join(map(str, digits[:20]))) or 1)
+        if together > MOST_REMAINDERS:
+            raise GrammarError(
+                grammar.kind.value,
+                f"multipleOf: {told(number)} is too large, alone or with the others: their least common multiple, "
+                f"without zeros at its end, may be {MOST_REMAINDERS}",
+            )
 
 
 def grammar_of(asked: AsksForGrammar) -> Grammar | None:

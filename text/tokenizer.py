@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import tokenizers
@@ -77,3 +78,14 @@ class Tokenizer:
         # Unlike `encode`, this one lets other threads run, and takes no account of offsets.
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return encoding.ids
+
+    def encode_literally(self, text: str) -> list[int]:
+        """The same, but the name of a special token stands for its letters."""
+        [encoding] = self._literal.encode_batch_fast([text], add_special_tokens=False)
+        return encoding.ids
+
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        tokenizer = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.encode_special_tokens = True
+        return tokenizer

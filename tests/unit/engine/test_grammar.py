@@ -191,10 +191,27 @@ class TestOutputs:
         output = make_bench().one("p", guided_regex="[0-9]{3}-[x-z]{2}")
         assert re.fullmatch("[0-9]{3}-[x-z]{2}", output.text)
 
-    @pytest.mark.parametrize("choices", [("yes", "no"), ('say "hi"\n', "naïve 🙂"), ("a", "ab")])
+    @pytest.mark.parametrize(
+        "choices",
+        [
+            ("yes", "no"),
+            ('say "hi"\n', "naïve 🙂"),
+            ("a", "ab"),
+            ("\x00\x1f\x7f\u2028\\",),
+            tuple(f"choice {i}" for i in range(3000)),
+        ],
+        ids=["plain", "quoted", "prefix", "control", "many"],
+    )
     def test_a_choice(self, choices: tuple[str, ...]) -> None:
         output = make_bench().one("p", guided_choice=choices, max_tokens=30)
         assert output.text in choices
+
+    @pytest.mark.parametrize(
+        "params", [{"guided_choice": ["<|end|>"]}, {"response_format": schema_of({"const": "<|end|>"})}]
+    )
+    def test_the_name_of_a_special_token_is_text_like_any_other(self, params: dict[str, Any]) -> None:
+        output = make_bench().one("p", **params, max_tokens=30)
+        assert (output.text.strip('"'), output.finish_reason) == ("<|end|>", FinishReason.STOP)
 
     def test_a_lark_grammar(self) -> None:
         grammar = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]{1,2}/'
@@ -245,7 +262,13 @@ class TestBesideOtherParameters:
     def test_a_stop_id_ends_only_a_complete_text(self) -> None:
         bench = make_bench(scripted(list(b"ab1b")))
         output = bench.one("p", guided_regex="ab[0-9]b?", stop_token_ids=(ord("b"),), max_tokens=9)
-        assert (output.stop_reason, output.error) == (None, "GrammarFailed: no token follows the grammar from here: ")
+        assert (output.text, output.token_ids, output.stop_reason) == ("ab1", tuple(b"ab1b"), ord("b"))
+
+    def test_a_stop_id_that_the_grammar_cannot_do_without_is_text(self) -> None:
+        """Of parameters that leave no token between them the grammar is the strongest: it ended with an error."""
+        for ignore_eos in (False, True):
+            output = make_bench().one("p", guided_choice=("red",), stop_token_ids=tuple(b"red"), ignore_eos=ignore_eos)
+            assert (output.text, output.finish_reason, output.stop_reason) == ("red", FinishReason.STOP, None)
 
     def test_bad_words_and_allowed_tokens_never_break_it(self) -> None:
         bench = make_bench()

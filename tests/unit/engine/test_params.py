@@ -72,12 +72,17 @@ def refused(**params: Any) -> RequestRefused:
         ("guided_grammar", ""),
         ("guided_choice", ()),
         ("guided_choice", ("a", "")),
+        ("temperature", 10**400),
+        ("logit_bias", {1: 10**400}),
+        ("stop", ["a" * 10**6, ""]),
+        ("bad_words", [""] * 10**5),
     ],
 )
 def test_a_value_without_a_meaning_is_refused_by_name(name: str, value: Any) -> None:
     error = refused(**{name: value})
     assert error.param == name
     assert name in str(error)
+    assert len(str(error)) < 400
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -133,6 +138,14 @@ def test_a_text_is_nothing_else(name: str, value: Any) -> None:
 )  # fmt: skip
 def test_the_ends_of_every_range_are_allowed(params: dict[str, Any]) -> None:
     SamplingParams(**params)
+
+
+def test_a_number_of_more_digits_than_python_writes_is_refused_by_name() -> None:
+    for params in ({"n": 10**5000}, {"max_tokens": -(10**5000)}, {"top_p": 10**5000}, {"bad_words": [10**5000]}):
+        error = refused(**params)
+        assert [error.param] == [*params]
+        assert "of too many digits" in str(error)
+    assert refused(max_tokens=10**5000, min_tokens=-1).param == "min_tokens"
 
 
 def test_a_text_follows_one_grammar() -> None:

@@ -83,6 +83,10 @@ def test_a_request_may_ask_for_none(asked: Asked) -> None:
         (json_schema({"$ref": "https://schemas.invalid/x.json"}), "response_format", "not present"),
         (json_schema({"type": "string", "pattern": "("}), "response_format", "unclosed group"),
         (json_schema(nested(500)), "response_format", "recursion limit"),
+        (json_schema({"type": "integer", "multipleOf": 3_000_017}), "response_format", "3000017 is too large"),
+        (json_schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 0.0991}]}), "response_format", "too large"),
+        (json_schema({"multipleOf": 20_011e300}), "response_format", "too large"),
+        (Asked(guided_grammar='start: %json {"multiple\\u004ff": 20011}'), "guided_grammar", "20011 is too large"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_name(asked: Asked, param: str, says: str) -> None:
@@ -91,6 +95,11 @@ def test_what_cannot_be_compiled_is_refused_by_name(asked: Asked, param: str, sa
     assert refused.value.param == param
     assert len(str(refused.value)) < 400
     assert "\n" not in str(refused.value)
+
+
+def test_multiples_of_what_people_count_in_are_understood() -> None:
+    sizes = [0.01, 0.25, 5, 12, 60, 3600, 1_000_000]
+    check(json_schema({"properties": {f"in{size}": {"type": "number", "multipleOf": size} for size in sizes}}))
 
 
 @pytest.mark.parametrize(
