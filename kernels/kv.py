@@ -24,11 +24,13 @@ class KVLayout:
     head_size: int
     element_bytes: int
     page_size: int
+    scale_bytes: int = 0
+    """Beside each token's key and value of one head, in a quantised KV."""
 
     @cached_property
     def layer_bytes(self) -> int:
         """Keys and values of one page in one layer."""
-        return 2 * self.kv_heads * self.head_size * self.page_size * self.element_bytes
+        return 2 * self.kv_heads * self.page_size * (self.head_size * self.element_bytes + self.scale_bytes)
 
     @cached_property
     def page_bytes(self) -> int:
