@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from kernels.protocol import Kernels
@@ -9,5 +11,12 @@ from kernels.reference import ReferenceKernels
 
 
 def get_kernels(device: torch.device) -> Kernels:
-    """The fastest implementation that there is for `device`."""
+    """The fastest implementation that there is for `device`: on a GPU the Triton kernels, if they can run there."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from kernels.triton.architecture import architecture_of
+        from kernels.triton.kernels import TritonKernels
+
+        architecture = architecture_of(device)
+        if architecture is not None:
+            return TritonKernels(architecture)
     return ReferenceKernels(device)

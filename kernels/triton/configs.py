@@ -6,18 +6,18 @@ memory; the compile tests sweep every entry. Nothing here has been timed on a GP
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Architecture = Literal["sm_80", "sm_90", "sm_100", "gfx942"]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
-MULTIPROCESSORS_SHARED_BYTES: dict[Architecture, int] = {
-    "sm_80": 163 * 1024,
+SHARED_BYTES: dict[Architecture, int] = {
+    "sm_80": 99 * 1024,
     "sm_90": 227 * 1024,
     "sm_100": 227 * 1024,
     "gfx942": 64 * 1024,
 }
-"""Shared memory that one program may take."""
+"""Shared memory that one program may take. The row sm_80 serves 8.6, 8.9 and 12.x too, which have less than 8.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,38 @@ It depends on nothing in the batch, so that a row's sums have one order whatever
 
 
 def decode(architecture: Architecture, head_size: int, element_bytes: int) -> Tile:
-    """For decode attention; `element_bytes` is the activations' type."""
+    """For decode attention; `element_bytes` is the activations' type.
+
+    The pipeline's first stages fetch page offsets: five stages are what keeps two blocks of keys and values coming.
+    """
     wide = head_size > 128
-    tile = Tile(DECODE_ROWS, 32 if wide or element_bytes == 4 else 64, 4, 2)
     if architecture == "gfx942":
-        return replace(tile, columns=32, stages=1 if wide or element_bytes == 4 else 2)
-    return tile
+        return Tile(DECODE_ROWS, 32, 4, 1 if wide or element_bytes == 4 else 2)
+    if element_bytes == 4:
+        return Tile(DECODE_ROWS, 32, 8 if wide else 4, 3)
+    return Tile(DECODE_ROWS, 32 if wide else 64, 4, 5)
 
 
 def prefill(architecture: Architecture, head_size: int, element_bytes: int) -> Tile:
     """For prefill attention."""
-    if element_bytes == 4:
-        return Tile(32, 16 if head_size > 128 else 32, 4, 1)
     wide = head_size > 128
+    if element_bytes == 4:
+        return Tile(16, 32, 8, 1) if wide else Tile(32, 32, 8, 1)
     if architecture == "gfx942":
         return Tile(64, 32, 4, 1)
     if architecture == "sm_80":
-        return Tile(64, 32, 8 if wide else 4, 2)
-    return Tile(128, 32 if wide else 64, 8, 2)
+        return Tile(64, 32, 8 if wide else 4, 3 if wide else 5)
+    return Tile(128, 32 if wide else 64, 8, 3 if wide else 5)
+
+
+ROTARY_HEADS = 32
+"""Heads, of all tokens in a row, that a program of rotation handles."""
+GATED_BLOCK = 1024
+"""Columns of a row that a program of a gated activation handles."""
+COPY_BLOCK = 4096
+"""Words of 4 bytes that a program of a page copy handles."""
+
+
+def warps_of_row(block: int) -> int:
+    """Warps for a row of `block` float32 in registers: 16 numbers for each of 32 lanes, at most 16 warps."""
+    return min(16, max(1, block // 512))

@@ -36,20 +36,19 @@ class LayerKV:
         return self.layout.scale_bytes > 0
 
     @property
-    def alignment(self) -> int:
-        """Elements, up to 16, that divide every page's offset and every head's size."""
-        elements = self.layout.page_bytes // self.layout.element_bytes
-        return next(n for n in (16, 8, 4, 2, 1) if elements % n == 0)
+    def unit(self) -> int:
+        """Elements that `Places` counts in."""
+        return unit_of(self.layout.page_bytes // self.layout.element_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a step's pages and tokens lie, computed once for all layers, in elements of the KV type."""
+    """Where a step's pages and tokens lie, computed once for all layers; offsets count in `LayerKV.unit` elements."""
 
     pages: Tensor
-    """[R, most pages of a request] int64."""
+    """[R, most pages of a request] int32."""
     pages_of_tokens: Tensor
-    """[T] int64: where the page of each new token begins."""
+    """[T] int32: where the page of each new token begins."""
     lines: Tensor
     """[T] int32: each new token's place in its page."""
 
@@ -57,9 +56,17 @@ class Places:
 def kv_views(storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[LayerKV]:
     """Each layer of `storage` [bytes] uint8, whose keys and values have the type `dtype`."""
     if dtype.itemsize != layout.element_bytes:
-        raise ValueError(f"the KV layout holds {layout.element_bytes} bytes for each element, {dtype} has {dtype.itemsize}")
+        raise ValueError(
+            f"the KV layout holds {layout.element_bytes} bytes for each element, {dtype} has {dtype.itemsize}"
+        )
     if (dtype in QUANTISED) != (layout.scale_bytes == SCALE_BYTES):
-        raise ValueError(f"a KV of {dtype} needs {SCALE_BYTES if dtype in QUANTISED else 0} bytes of scale for each head")
+        raise ValueError(
+            f"a KV of {dtype} needs {SCALE_BYTES if dtype in QUANTISED else 0} bytes of scale for each head"
+        )
+    if len(storage) >= 2**31 * unit_of(layout.page_bytes // layout.element_bytes) * layout.element_bytes:
+        raise ValueError(
+            f"{len(storage)} bytes of KV are more than 32 bits can address by the page size {layout.page_size}"
+        )
     half = layout.kv_heads * layout.page_size * layout.head_size * layout.element_bytes
     scales = layout.kv_heads * layout.page_size * layout.scale_bytes
 
@@ -76,14 +83,24 @@ def kv_views(storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[Laye
 def places(meta: AttentionMetadata) -> Places:
     """Turn page numbers into offsets; no value comes back to the host."""
     layout = meta.layout
+    unit_bytes = unit_of(layout.page_bytes // layout.element_bytes) * layout.element_bytes
     return Places(
-        pages=_offsets(meta.block_table, layout),
-        pages_of_tokens=_offsets(meta.slots // layout.page_size, layout),
+        pages=page_offsets(meta.block_table, layout, unit_bytes),
+        pages_of_tokens=page_offsets(meta.slots // layout.page_size, layout, unit_bytes),
         lines=meta.slots % layout.page_size,
     )
 
 
-def _offsets(pages: Tensor, layout: KVLayout) -> Tensor:
-    extents = pages.long() // layout.pages_per_extent
-    gap = layout.extent_bytes - layout.pages_per_extent * layout.page_bytes
-    return (extents * gap + pages.long() * layout.page_bytes) // layout.element_bytes
+def unit_of(page: int) -> int:
+    """The greatest power of two, up to 128, that divides a page of so many elements or words.
+
+    Offsets in it fit into 32 bits, and the compiler knows that what they lead to is aligned.
+    """
+    return min(128, page & -page)
+
+
+def page_offsets(pages: Tensor, layout: KVLayout, unit_bytes: int) -> Tensor:
+    """`KVLayout.offset_bytes` of many pages in units of so many bytes, int32."""
+    extents = pages // layout.pages_per_extent
+    gap_units = (layout.extent_bytes - layout.pages_per_extent * layout.page_bytes) // unit_bytes
+    return (extents * gap_units + pages * (layout.page_bytes // unit_bytes)).to(torch.int32)

@@ -152,9 +152,7 @@ def _moved(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     """The same view of the guarded copy."""
     start = region.copy.storage_offset() + tensor.storage_offset() * tensor.element_size()
     moved = torch.empty(0, dtype=tensor.dtype)
-    return moved.set_(
-        region.copy.untyped_storage(), start // tensor.element_size(), tensor.size(), tensor.stride()
-    )
+    return moved.set_(region.copy.untyped_storage(), start // tensor.element_size(), tensor.size(), tensor.stride())
 
 
 def _init(watch: _Watch, original: Any) -> Any:
@@ -181,7 +179,9 @@ def _restore(watch: _Watch, original: Any) -> Any:
         for device, host in pairs:
             if isinstance(device, torch.Tensor) and device.untyped_storage().nbytes():
                 region = firsts[host.untyped_storage().data_ptr()]
-                torch.empty(0, dtype=torch.uint8, device=device.device).set_(device.untyped_storage()).copy_(region.copy)
+                torch.empty(0, dtype=torch.uint8, device=device.device).set_(device.untyped_storage()).copy_(
+                    region.copy
+                )
         watch.end()
 
     return restore

@@ -1,7 +1,8 @@
 """Paged attention: one loop over a range of a context, used by decode (split over the context) and by prefill.
 
 A page holds, for one layer, keys [G, B, D], then values [G, B, D], and if they are quantised a float32 scale for
-each key [G, B] and each value [G, B]. Scores are kept in units of log2, so that weights are powers of two.
+each key [G, B] and each value [G, B]. `pages` counts in UNIT elements, which tells the compiler
+that rows are aligned. Scores are kept in units of log2, so that weights are powers of two.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import triton.language as tl
 def _attend(
     q, position, top, total, acc, first, end, pages, keys, values, key_scales, value_scales, kv_head, scale, window,
     soft_cap,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, ALIGN: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows q [M, BLOCK_D] at `position` [M] meet tokens first : end; go on from greatest score, sum and output."""
@@ -23,14 +24,14 @@ def _attend(
     for start in range(first, end, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         here = token < end
-        page = tl.multiple_of(tl.load(pages + token // PAGE, mask=here, other=0), ALIGN)
+        page = tl.load(pages + token // PAGE, mask=here, other=0).to(tl.int64) * UNIT
         line = kv_head * PAGE + token % PAGE
         row = page + line * D
         wanted = here[:, None] & inside
-        k = tl.load(keys + row[:, None] + d[None, :], mask=wanted, other=0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
+        k = tl.load(keys + row[:, None] + d[None, :], mask=wanted, other=0.0)
         if SCALED:
-            scores *= tl.load(key_scales + (page // 4 + line), mask=here, other=0)[None, :]
+            k = k.to(tl.float32) * tl.load(key_scales + (page // 4 + line), mask=here, other=0)[:, None]
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
         if SOFT_CAP:
             scores = soft_cap * (2 * tl.sigmoid(2 * scores) - 1)
         visible = here[None, :] & (token[None, :] <= position[:, None])
@@ -42,9 +43,9 @@ def _attend(
         weight = tl.exp2(scores - base[:, None])
         fade = tl.exp2(top - base)
         total = total * fade + tl.sum(weight, 1)
+        v = tl.load(values + row[:, None] + d[None, :], mask=wanted, other=0.0)
         if SCALED:
-            weight *= tl.load(value_scales + (page // 4 + line), mask=here, other=0)[None, :]
-        v = tl.load(values + row[:, None] + d[None, :], mask=wanted, other=0)
+            v = v.to(tl.float32) * tl.load(value_scales + (page // 4 + line), mask=here, other=0)[:, None]
         acc = tl.dot(weight.to(q.dtype), v.to(q.dtype), acc * fade[:, None], input_precision=PRECISION)
         top = greater
     return top, total, acc
@@ -55,7 +56,7 @@ def decode_kernel(
     q, sums, tops, totals, keys, values, key_scales, value_scales, pages, query_start, context_len, scale, window,
     soft_cap, width, splits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (r, g, s): the query heads of key head g of request r over tokens s * SPLIT : (s + 1) * SPLIT."""
@@ -82,7 +83,7 @@ def decode_kernel(
     top, total, acc = _attend(
         queries, position, top, total, acc, first, end, pages + request * width, keys, values, key_scales,
         value_scales, kv_head, scale, window, soft_cap,
-        D, BLOCK_D, PAGE, BLOCK_N, ALIGN, WINDOW, SOFT_CAP, SCALED, PRECISION,
+        D, BLOCK_D, PAGE, BLOCK_N, UNIT, WINDOW, SOFT_CAP, SCALED, PRECISION,
     )  # fmt: skip
     place = (request.to(tl.int64) * HEADS + head) * splits + split
     tl.store(tops + place, top, mask=m < GROUP)
@@ -148,7 +149,7 @@ def prefill_kernel(
     q, out, keys, values, key_scales, value_scales, sinks, pages, query_start, context_len, scale, window, soft_cap,
     width, requests,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, g): BLOCK_M // GROUP rows of one request, each with the GROUP query heads of key head g."""
@@ -170,7 +171,7 @@ def prefill_kernel(
     position = tl.where(mine, context - rows + query, -1)
     at = ((row + query) * HEADS + head).to(tl.int64)[:, None] * D + d[None, :]
     wanted = mine[:, None] & (d[None, :] < D)
-    queries = tl.load(q + at, mask=wanted, other=0)
+    queries = tl.load(q + at, mask=wanted, other=0.0)
     first = 0
     if WINDOW:
         first = tl.maximum(context - rows + begin - window + 1, 0)
@@ -184,6 +185,6 @@ def prefill_kernel(
     top, total, acc = _attend(
         queries, position, top, total, acc, first, end, pages + request * width, keys, values, key_scales,
         value_scales, kv_head, scale, window, soft_cap,
-        D, BLOCK_D, PAGE, BLOCK_N, ALIGN, WINDOW, SOFT_CAP, SCALED, PRECISION,
+        D, BLOCK_D, PAGE, BLOCK_N, UNIT, WINDOW, SOFT_CAP, SCALED, PRECISION,
     )  # fmt: skip
     tl.store(out + at, (acc / tl.where(mine, total, 1.0)[:, None]).to(out.dtype.element_ty), mask=wanted)

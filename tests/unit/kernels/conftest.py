@@ -1,7 +1,12 @@
-"""Every implementation of the kernels runs the same tests: add it to the parameters of `kernels`."""
+"""Every implementation of the kernels runs the same tests: add it to the parameters of `kernels`.
+
+Triton's runs in the interpreter, which a process has from its start or not at all: with TRITON_INTERPRET=1 in the
+environment it is the only one, else it is left out. `triton/test_interpreted.py` starts such processes.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -25,8 +30,19 @@ def team() -> Iterator[Team]:
         yield team
 
 
-@pytest.fixture(params=["reference", "cpu"])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    if request.param == "cpu":
-        return CpuKernels(request.getfixturevalue("team"))
-    return ReferenceKernels(torch.device("cpu"))
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture(params=["triton"] if INTERPRETED else ["reference", "cpu"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    if request.param == "triton":
+        from kernels.triton.checks import interpreter, sanitizer
+        from kernels.triton.kernels import TritonKernels
+
+        interpreter.install()
+        with sanitizer.sanitized():
+            yield TritonKernels("sm_90")
+    elif request.param == "cpu":
+        yield CpuKernels(request.getfixturevalue("team"))
+    else:
+        yield ReferenceKernels(torch.device("cpu"))
