@@ -109,8 +109,8 @@ def _prefill(
         requests,
         HEADS=heads, GROUP=group, D=size, BLOCK_D=triton.next_power_of_2(size), PAGE=layout.page_size, BLOCK_M=rows,
         BLOCK_N=tile.columns, UNIT=kv.unit, WINDOW=variant.has_window, SOFT_CAP=variant.has_soft_cap,
-        SINKS=attention.sinks is not None, SCALED=kv.is_scaled, PRECISION=_precision(q, architecture), num_warps=tile.warps,
-        num_stages=tile.stages,
+        SINKS=attention.sinks is not None, SCALED=kv.is_scaled, PRECISION=_precision(q, architecture),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

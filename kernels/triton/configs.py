@@ -48,7 +48,7 @@ def decode(architecture: Architecture, head_size: int, element_bytes: int) -> Ti
     if architecture == "gfx942":
         return Tile(DECODE_ROWS, 32, 4, 1 if wide or element_bytes == 4 else 2)
     if element_bytes == 4:
-        return Tile(DECODE_ROWS, 32, 8 if wide else 4, 3)
+        return Tile(DECODE_ROWS, 16, 8, 3) if wide else Tile(DECODE_ROWS, 32, 4, 3)
     return Tile(DECODE_ROWS, 32 if wide else 64, 4, 5)
 
 
@@ -56,7 +56,7 @@ def prefill(architecture: Architecture, head_size: int, element_bytes: int) -> T
     """For prefill attention."""
     wide = head_size > 128
     if element_bytes == 4:
-        return Tile(16, 32, 8, 1) if wide else Tile(32, 32, 8, 1)
+        return Tile(16, 16 if wide else 32, 8 if wide else 4, 1)
     if architecture == "gfx942":
         return Tile(64, 32, 4, 1)
     if architecture == "sm_80":
