@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8", "gguf"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
+QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
+MOST_THREADS = 1024
+"""More than any machine's cores; a system that can't start so many would end the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +24,7 @@ class EngineConfig:
     """A catalogue name, a Hugging Face directory, a GGUF file, a hub id, or `fake`."""
     cache: Path | None = None
     """Where models are kept; by default `$XDG_CACHE_HOME/headrace`."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """`auto`: bfloat16 where the device has instructions for it, else float32."""
     device: str = "auto"
     max_num_seqs: int = 64
@@ -31,7 +38,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.85
     """Share of the device's memory that may be used; on a CPU, of what this process has and could still get."""
     threads: int | None = None
-    quantization: Literal["none", "int8", "gguf"] = "none"
+    quantization: Quantization = "none"
     """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 256 * 2**20
@@ -52,21 +59,33 @@ class EngineConfig:
     """Share of the memory left after the weights that admission keeps free."""
 
     def __post_init__(self) -> None:
+        for name, known in (("dtype", DTYPES), ("quantization", QUANTIZATIONS)):
+            self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
         for name in ("max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"sliding_window must be at least 1, got {self.sliding_window}")
-        for name in ("swap_space_bytes", "batch_window_ms", "num_speculative_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            self._whole(name, 1)
+        for name in ("swap_space_bytes", "num_speculative_tokens"):
+            self._whole(name, 0)
+        if self.sliding_window is not None:
+            self._whole("sliding_window", 1)
+        if self.kv_cache_bytes is not None:
+            self._whole("kv_cache_bytes", 0)
+        if self.threads is not None:
+            self._whole("threads", 1)
+            self._require("threads", self.threads <= MOST_THREADS, f"at most {MOST_THREADS}")
         for name in ("prefill_share", "gpu_memory_utilization"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be over 0 and at most 1, got {getattr(self, name)}")
-        if not 0 <= self.memory_margin < 1:
-            raise ValueError(f"memory_margin must be from 0 to under 1, got {self.memory_margin}")
-        if self.aging_s <= 0:
-            raise ValueError(f"aging_s must be over 0, got {self.aging_s}")
+            self._require(name, 0 < getattr(self, name) <= 1, "over 0 and at most 1")
+        self._require("batch_window_ms", 0 <= self.batch_window_ms < math.inf, "a number, at least 0")
+        self._require("memory_margin", 0 <= self.memory_margin < 1, "from 0 to under 1")
+        self._require("aging_s", 0 < self.aging_s < math.inf, "a number over 0")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} must be a number over 0, got {weight}")
+
+    def _whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        self._require(name, holds, f"a whole number, at least {least}")
+
+    def _require(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"{name} must be {what}, got {getattr(self, name)!r}")

@@ -145,7 +145,7 @@ def test_a_forked_process_is_told_and_not_stuck(tmp_path: Path, python: str) -> 
 
 
 def test_the_configuration_is_checked() -> None:
-    with pytest.raises(ValueError, match="max_num_seqs must be at least 1"):
+    with pytest.raises(ValueError, match="max_num_seqs must be a whole number, at least 1"):
         LLM("fake", max_num_seqs=0)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 
 import pytest
@@ -63,11 +64,25 @@ def test_no_template_is_an_error_that_says_so() -> None:
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ range(999999999) }}", "Range too big"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 1000000 lines"),
+        ("{% macro m(n) %}{% if n %}{{ m(n - 1) ~ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}", "1000000 lines"),
+        ("{{ 'a' * 10000000000 }}", "too large"),
+        ("{{ 10000000000 * ['a'] }}", "too large"),
+        ("{{ 9 ** (9 ** 9) }}", "too large"),
+        ("{% set n = namespace(x=9) %}{% for i in range(90) %}{% set n.x = n.x * n.x %}{% endfor %}", "too large"),
     ],
 )
 def test_a_template_that_raises_gives_its_message(source: str, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         ChatTemplate(source, "<s>", "</s>").render(CHATS[0])
+
+
+def test_products_and_long_chats_are_rendered_as_ever() -> None:
+    assert ChatTemplate("{{ 3 * 4 }}{{ 'ab' * 2 }}{{ 2 ** 10 }}{{ 2.5 * 2 }}", None, None).render([]) == "12abab10245.0"
+    chat, before = [{"role": "user", "content": "hi"}] * 10_000, sys.gettrace()
+    text = ChatTemplate("{% for m in messages %}{{ m.role ~ m.content }}{% endfor %}", None, None).render(chat)
+    assert text == "userhi" * 10_000
+    assert sys.gettrace() is before
 
 
 def test_a_missing_special_token_is_undefined_and_not_the_word_none() -> None:
