@@ -10,6 +10,7 @@ from typing import Protocol
 from engine.memory import Page
 from engine.memory.machine import DeviceMemory
 from engine.memory.storage import KVStorage
+from engine.pooling import Pooling
 from engine.rows import Rows
 from engine.scheduler import Chunk
 from kernels.kv import KVLayout
@@ -36,6 +37,8 @@ class Batch:
     sample_rows: list[int]
     """[S] rows of the flat batch whose logits are wanted, in ascending order"""
     sampling: SamplingBatch
+    pooled: list[tuple[int, int]] = field(default_factory=list)
+    """[N] first row and end of rows whose last hidden states are to be summed"""
     known_tokens: list[list[int]] = field(default_factory=list)
     """[R] the tokens of each request: its context, and those that aren't computed yet; read only"""
 
@@ -56,6 +59,10 @@ class ModelInfo:
     kv_bytes_per_token: int
     """Over all layers, keys and values."""
     text: TextBundle
+    pooling: Pooling | None = None
+    """How it makes a vector of a text; None if it makes none."""
+    generates: bool = True
+    """Whether it has a head that chooses tokens."""
 
 
 HOST_KV_BYTES = 2**30
@@ -113,7 +120,7 @@ class Model(Protocol):
         ...
 
     def execute(self, batch: Batch) -> Sampled:
-        """Run one step: write the KV of its T tokens and choose a token for each of its S rows."""
+        """Run one step: write the KV of its T tokens, choose a token for each of its S rows, sum its pooled rows."""
         ...
 
     def close(self) -> None:
@@ -131,12 +138,16 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
     slots: list[int] = []
     query_start = [0]
     known_tokens: list[list[int]] = []
+    pooled: list[tuple[int, int]] = []
     rows = Rows()
     for chunk in chunks:
         sequence, start, end = chunk
         tokens = sequence.tokens + sequence.drafts if end > len(sequence.tokens) else sequence.tokens
         known_tokens.append(tokens)
         rows.add(chunk, len(token_ids))
+        if sequence.pooling is not None and (taken := sequence.unpooled(start, end)):
+            first = len(token_ids) - start
+            pooled.append((first + taken.start, first + taken.stop))
         if end - start == 1:
             token_ids.append(tokens[start])
             positions.append(start)
@@ -155,6 +166,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         block_tables=[list(map(_page_id, chunk.sequence.pages)) for chunk in chunks],
         sample_rows=rows.flat,
         sampling=rows.sampling(),
+        pooled=pooled,
         known_tokens=known_tokens,
     )
 
@@ -166,6 +178,8 @@ def check_sampled(sampled: Sampled, batch: Batch, vocab_size: int) -> None:
         raise RuntimeError(f"the model returned {len(tokens)} tokens for {rows} rows")
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise RuntimeError("the model returned a token outside its vocabulary")
+    if len(sampled.pooled or ()) != len(batch.pooled):
+        raise RuntimeError(f"the model returned {len(sampled.pooled or ())} sums for {len(batch.pooled)} texts")
     if asked is not None:
         told = sampled.logprobs or []
         if len(told) != rows or any(count >= 0 and one is None for count, one in zip(asked, told, strict=True)):

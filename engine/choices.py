@@ -51,6 +51,7 @@ class Choices:
             error_code=self.error_code,
             logprobs=first.logprobs,
             prompt_logprobs=(None, *self.generations[0].prompt_logprobs) if self._scored else None,
+            embedding=self.generations[0].embedding(),
             choices=choices,
         )
 

@@ -40,6 +40,8 @@ class EngineConfig:
     threads: int | None = None
     quantization: Quantization = "none"
     """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
+    embeddings: bool = False
+    """Whether texts can be made into vectors too, which takes torch on a CPU."""
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 256 * 2**20
     """Host memory for the KV of preempted requests; 0 always computes it again."""

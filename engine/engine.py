@@ -256,10 +256,12 @@ class Engine:
         now_s = self._clock()
         size = len(chunks)
         self._counters.max_batch_size = max(self._counters.max_batch_size, size)
-        row = 0
+        row, texts = 0, iter(sampled.pooled or ())
         for (sequence, start, end), choices in zip(chunks, self._scheduler.commit(chunks), strict=True):
             generation = self._live[sequence.id]
             generation.count_step(size)
+            if sequence.pooling is not None and (taken := sequence.unpooled(start, end)):
+                generation.pool(next(texts), taken.stop)
             scores = len(sequence.unscored(start, end)) if sequence.prompt_logprobs >= 0 else 0
             if scores:
                 generation.score(sampled.reports(row, row + scores))

@@ -23,6 +23,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -30,6 +31,7 @@ from engine.batch import HOST_KV_BYTES, Batch, Model, ModelInfo
 from engine.fake_sampling import take
 from engine.memory import Move
 from engine.memory.machine import DeviceMemory
+from engine.pooling import Pooling
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled, TokenLogprobs
 from text.bundle import TextBundle
@@ -140,6 +142,7 @@ class FakeModel:
             vocab_size=text.vocab_size,
             kv_bytes_per_token=kv_bytes_per_token,
             text=text,
+            pooling=Pooling("mean"),
         )
         self.step_s = step_s
         self.cheap_rows = cheap_rows
@@ -197,7 +200,11 @@ class FakeModel:
             token, told = take(wanted, self.info.vocab_size, batch.sampling, sampled)
             tokens.append(token)
             logprobs.append(told)
-        return Sampled(tokens, None if batch.sampling.logprobs is None else logprobs)
+        sums = [
+            np.array([sum(batch.token_ids[first:end]), sum(batch.positions[first:end])], np.float32)
+            for first, end in batch.pooled
+        ]
+        return Sampled(tokens, None if batch.sampling.logprobs is None else logprobs, sums)
 
     def close(self) -> None:
         self._storage = None

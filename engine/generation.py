@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.grammar import GrammarFailed
 from engine.params import SamplingParams
 from engine.reporting import shown
@@ -51,6 +54,7 @@ class Generation:
         self._texts: list[str] = []
         self._chars = 0
         self._logprobs: list[TokenLogprob] = []
+        self._pooled: NDArray[np.float32] | None = None
 
     def count_step(self, batch_size: int) -> None:
         """Note that it took part in a step of `batch_size` sequences."""
@@ -62,6 +66,18 @@ class Generation:
         """Take the logprobs of the next tokens of the prompt."""
         self.prompt_logprobs += [shown(self._tokenizer, one) for one in found]
         self.sequence.scored += len(found)
+
+    def pool(self, sums: NDArray[np.float32], until: int) -> None:
+        """Take the sum of the last hidden states of the tokens that count, up to token `until`."""
+        self._pooled = sums if self._pooled is None else self._pooled + sums
+        self.sequence.pooled = until
+
+    def embedding(self) -> tuple[float, ...] | None:
+        """The vector that was asked for, once all of the text is in it."""
+        pooling = self.sequence.pooling
+        if pooling is None or self._pooled is None or self.finish_reason is not FinishReason.LENGTH:
+            return None
+        return pooling.finish(self._pooled, self.sequence.prompt_tokens)
 
     def append(self, token_id: int, now_s: float, found: TokenLogprobs | None = None) -> TokenDelta:
         """Take a new token; sets `finish_reason` if it is the last one."""

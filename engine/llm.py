@@ -64,6 +64,14 @@ class LLM:
         chats: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         return self._run([{"messages": tuple(map(dict, chat))} for chat in chats], params, progress)
 
+    def embed(self, texts: Prompt | Sequence[Prompt], progress: Progress | None = None) -> list[RequestOutput]:
+        """The outputs of one or many texts (or their token ids), in their order, each with its `embedding`.
+
+        The vector is made as the model's directory says (`docs/models.md`); without a word, of the last token.
+        """
+        nothing = SamplingParams(max_tokens=0)
+        return self._run([{"prompt": text, "embeds": True} for text in _listed(texts)], nothing, progress)
+
     def sleep(self) -> None:
         """Give the memory of weights and KV back until `wake`; nothing can be generated meanwhile."""
         with self._alone():

@@ -29,6 +29,7 @@ class Preparation:
 
     def __init__(self, tokenizer: Tokenizer, info: ModelInfo, config: EngineConfig) -> None:
         self._tokenizer = tokenizer
+        self._info = info
         self._vocab_size = info.vocab_size
         self._revision = info.revision
         self._config = config
@@ -36,6 +37,7 @@ class Preparation:
 
     def prepare(self, request: EngineRequest, arrived_s: float, max_seq_len: int) -> Choices:
         """A request's generations, or `RequestRefused`. Progress that it can't have made is left out."""
+        self._check_kind(request)
         generations = self._generations(request, max_seq_len)
         try:
             for progress in request.progress:
@@ -46,6 +48,18 @@ class Preparation:
             log.warning("request %s begins anew, its progress can't be used: %s", request.id, error)
             generations = self._generations(request, max_seq_len)
         return Choices(request, generations, arrived_s)
+
+    def _check_kind(self, request: EngineRequest) -> None:
+        """Refuse what the model has no part for."""
+        params = request.params
+        if not request.embeds and not self._info.generates:
+            raise RequestRefused("invalid_request", "this model makes embeddings and no text", "prompt")
+        if request.embeds and self._info.pooling is None:
+            raise RequestRefused(
+                "invalid_request", "this model is served without embeddings: start it with embeddings=true", "prompt"
+            )
+        if request.embeds and (params.max_tokens, params.n, params.prompt_logprobs) != (0, 1, None):
+            raise RequestRefused("invalid_request", "an embedding has no output, so max_tokens must be 0", "max_tokens")
 
     def _generations(self, request: EngineRequest, max_seq_len: int) -> list[Generation]:
         """The request's completions at their beginning."""
@@ -77,6 +91,7 @@ class Preparation:
             messages=request.messages,
             max_tokens=params.max_tokens,
             max_seq_len=max_seq_len,
+            whole=request.embeds,
         )
         check_parameters(
             params,
@@ -106,6 +121,7 @@ class Preparation:
             logprobs=-1 if params.logprobs is None else params.logprobs,
             prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             root=root,
+            pooling=self._info.pooling if request.embeds else None,
         )
         if root is not None:
             sequence.page_hashes(self._config.page_size)  # here rather than between two steps
@@ -113,7 +129,8 @@ class Preparation:
 
     def _root(self, request: EngineRequest) -> bytes | None:
         """Whose KV the request may share: that of its namespace, or that of its own completions only, or nobody's."""
-        if request.params.prompt_logprobs is not None:
+        pools_all = request.embeds and self._info.pooling is not None and self._info.pooling.kind != "last"
+        if request.params.prompt_logprobs is not None or pools_all:
             return None
         if self._config.enable_prefix_caching:
             return root_hash(f"{self._revision}/{request.namespace}")

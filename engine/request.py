@@ -75,6 +75,8 @@ class EngineRequest:
     """Monotonic moment after which it isn't wanted: it ends with reason `abort` then, waiting or running."""
     namespace: str = ""
     """Prefixes are shared with requests of the same namespace only."""
+    embeds: bool = False
+    """Whether a vector is wanted, and no text; `max_tokens` is 0 then."""
     progress: tuple[Progress, ...] = ()
     """Where its completions go on from, at most one for each. Its first deltas repeat these tokens and their text."""
 
@@ -150,5 +152,7 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """One for each token of the prompt, None for the first, as far as they were computed."""
+    embedding: tuple[float, ...] | None = None
+    """The vector that was asked for, if all of the text was computed."""
     choices: tuple[Choice, ...] = ()
     """Every completion, in order; none of a request that never ran."""

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
@@ -19,6 +21,7 @@ from engine.model.decoder import Decoder
 from engine.model.foreign import ForeignDecoder, load_foreign
 from engine.model.gguf_file import GGUFFile
 from engine.model.spec import ForeignModel
+from engine.pooling import DEFAULT_POOLING
 from engine.torch_storage import TorchStorage
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
@@ -63,6 +66,8 @@ class TorchModel:
             vocab_size=min(text.vocab_size, spec.vocab_rows),
             kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
             text=text,
+            pooling=files.pooling or DEFAULT_POOLING,
+            generates=files.generates,
         )
         return cls(config, decoder, info, device)
 
@@ -109,7 +114,8 @@ class TorchModel:
             raise RuntimeError("allocate_kv must be called before the first step")
         token_ids, meta, rows = self._upload(batch, self._storage.layout)
         hidden = decoder.hidden(token_ids, meta, self._kv, rows)
-        return self._sample(decoder, hidden, batch.sampling)
+        sampled = self._sample(decoder, hidden[: len(batch.sample_rows)], batch.sampling)
+        return sampled._replace(pooled=_sums(hidden[len(batch.sample_rows) :], batch.pooled))
 
     def _sample(self, decoder: AnyDecoder, hidden: Tensor, sampling: SamplingBatch) -> Sampled:
         """Tokens of what the head reads, [S, hidden]; of few rows at once, as a scored prompt has many."""
@@ -155,8 +161,8 @@ class TorchModel:
         requests, width = len(batch.context_len), max(map(len, batch.block_tables))
         tables = itertools.chain.from_iterable(table + [0] * (width - len(table)) for table in batch.block_tables)
         parts = [
-            batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len, batch.sample_rows,
-            list(tables),
+            batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len,
+            [*batch.sample_rows, *itertools.chain.from_iterable(range(*rows) for rows in batch.pooled)], list(tables),
         ]  # fmt: skip
         flat = torch.tensor(list(itertools.chain.from_iterable(parts)), dtype=torch.int32).to(self._device)
         ends = list(itertools.accumulate(len(part) for part in parts))
@@ -172,6 +178,14 @@ class TorchModel:
             layout=layout,
         )
         return token_ids, meta, rows
+
+
+def _sums(hidden: Tensor, pooled: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]] | None:
+    """The sums of the hidden states of each text's rows, which stand one after the other: [hidden] each."""
+    if not pooled:
+        return None
+    parts = torch.split(hidden.float(), [end - first for first, end in pooled])
+    return list(torch.stack([part.sum(0) for part in parts]).cpu().numpy())
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from engine.memory import Page, page_hash
 from engine.params import SamplingParams
+from engine.pooling import Pooling
 from engine.rules import TokenRules
 from engine.speculation import PromptLookup
 from kernels.sampling import GREEDY_TEMPERATURE
@@ -79,7 +80,7 @@ class TokenSequence:
     root: bytes | None = None
     """Parent of its first page's hash: its pages are shared with sequences of the same one; None shares nothing.
 
-    None if its prompt is scored: that takes every row.
+    None if its prompt is scored, or its vector is made of all tokens: that takes every row.
     """
     hashes: list[bytes] = field(default_factory=list)
     """Of its full pages, as far as they were asked for."""
@@ -87,6 +88,10 @@ class TokenSequence:
     """Of its pages, from the first, those that others may find."""
     saved_tokens: int = 0
     """Tokens whose KV waits in the host's memory for its return."""
+    pooling: Pooling | None = None
+    """How a vector is made of it, if that is what it is for."""
+    pooled: int = 0
+    """Tokens whose last hidden states are in that vector, or never will be."""
     cached_tokens: int = 0
     """Tokens that it found computed when it was first admitted."""
     drafts: list[int] = field(default_factory=list)
@@ -133,13 +138,19 @@ class TokenSequence:
 
     @property
     def complete(self) -> bool:
-        """Whether all is computed, and nothing may come after it: its prompt was to be scored, no more."""
+        """Whether all is computed, and nothing may come after it: its prompt was to be scored or embedded, no more."""
         return self.computed == len(self.tokens) == self.max_len
 
     @property
     def needs_nothing(self) -> bool:
-        """Whether there is nothing to compute for it: no token may come, and no prompt is to be scored."""
-        return self.max_len == self.prompt_tokens and self.prompt_logprobs < 0
+        """Whether there is nothing to compute for it: no token may come, no prompt is to be scored, no vector made."""
+        return self.max_len == self.prompt_tokens and self.prompt_logprobs < 0 and self.pooling is None
+
+    def unpooled(self, start: int, end: int) -> range:
+        """Tokens of `start : end` whose last hidden states are to be taken; not twice after a preemption."""
+        if self.pooling is None:
+            return range(0)
+        return self.pooling.tokens(max(start, self.pooled), end, self.prompt_tokens)
 
     def unscored(self, start: int, end: int) -> range:
         """Prompt tokens that rows `start : end` score for the first time; row i scores token i + 1."""

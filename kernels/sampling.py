@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 GREEDY_TEMPERATURE = 1e-5
 """Below it a row is greedy: the scaled logits would leave float32."""
 
@@ -56,6 +59,8 @@ class Sampled(NamedTuple):
     """[S]; the forced token of a forced row, whatever the other parameters of that row say."""
     logprobs: list[TokenLogprobs | None] | None = None
     """[S], or None if no row reports."""
+    pooled: Sequence[NDArray[np.float32]] | None = None
+    """[N] sums of last hidden states [hidden], one for each text that takes part in an embedding; None for none."""
 
     def reports(self, first: int, end: int) -> list[TokenLogprobs]:
         """Those of rows `first : end` that report."""

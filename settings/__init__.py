@@ -49,6 +49,8 @@ class ModelSettings(BaseModel):
     threads: int | None = Field(None, ge=1)
     quantization: Literal["none", "int8", "gguf"] = "none"
     """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
+    embeddings: bool = False
+    """Whether texts can be made into vectors too, which takes torch on a CPU. A model made for that needs no word."""
     enable_prefix_caching: bool = True
     swap_space_bytes: int = Field(256 * 2**20, ge=0)
     """Host memory for the KV of preempted requests; 0 always computes it again."""

@@ -25,17 +25,18 @@ def check_prompt(
     messages: Sequence[Mapping[str, str]] | None = None,
     max_tokens: int,
     max_seq_len: int,
+    whole: bool = False,
 ) -> list[int]:
     """The prompt's token ids, or `PromptRefused`.
 
     A prompt as long as the context leaves no room for a token, so it is refused unless `max_tokens`
     is 0; one token less leaves room for exactly one. `max_tokens` is not refused for going past the
-    context: see `most_tokens`.
+    context: see `most_tokens`. `whole`: the text is all that there will be, so the tokenizer ends it too.
     """
     if (prompt is None) == (messages is None):
         raise PromptRefused("invalid_request", "give exactly one of 'prompt' and 'messages'", "prompt")
     param = "prompt" if messages is None else "messages"
-    token_ids = _encode(tokenizer, prompt, messages, param)
+    token_ids = _encode(tokenizer, prompt, messages, param, whole)
     if not token_ids:
         raise PromptRefused("invalid_request", "the prompt is empty", param)
     check_ids(param, token_ids, tokenizer.vocab_size)
@@ -55,7 +56,11 @@ def most_tokens(prompt_tokens: int, max_tokens: int, max_seq_len: int) -> int:
 
 
 def _encode(
-    tokenizer: Tokenizer, prompt: str | Sequence[int] | None, messages: Sequence[Mapping[str, str]] | None, param: str
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int] | None,
+    messages: Sequence[Mapping[str, str]] | None,
+    param: str,
+    whole: bool,
 ) -> list[int]:
     if prompt is not None and not isinstance(prompt, str):
         try:
@@ -67,7 +72,8 @@ def _encode(
     try:
         if prompt is not None:
             prompt.encode()
-            return tokenizer.encode_prompt(prompt) if prompt else []
+            encode = tokenizer.encode_whole if whole else tokenizer.encode_prompt
+            return encode(prompt) if prompt else []
         for message in messages or ():
             for value in message.values():
                 value.encode()

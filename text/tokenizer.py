@@ -47,6 +47,12 @@ class Tokenizer:
         ids = self.encode_text(text)
         return [self.bos_token_id, *ids] if self.bundle.add_bos and self.bos_token_id is not None else ids
 
+    def encode_whole(self, text: str) -> list[int]:
+        """Token ids of a text that nothing will follow, with all that the tokenizer puts around one."""
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=True)
+        bare = self.encode_text(text)
+        return encoding.ids if len(encoding.ids) > len(bare) else self.encode_prompt(text)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a templated chat; the template alone places special tokens. Raises `TemplateError`."""
         return self.encode_text(self._chat.render(messages))

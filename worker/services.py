@@ -136,6 +136,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         gpu_memory_utilization=asked.gpu_memory_utilization,
         threads=asked.threads,
         quantization=asked.quantization,
+        embeddings=asked.embeddings,
         enable_prefix_caching=asked.enable_prefix_caching,
         swap_space_bytes=asked.swap_space_bytes,
         batch_window_ms=asked.batch_window_ms,

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
     """Why the library can't serve this model in this configuration; None if it can."""
+    if config.embeddings:
+        return "it makes no embeddings"
     if config.dtype == "float16":
         return "it computes in bfloat16 or float32, and float16 is asked for"
     if config.page_size % PAGE_TOKENS:

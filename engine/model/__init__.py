@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ModelFiles = GGUFFile | HFDirectory
-"""Both have `spec`, `context_len`, `text` and `files`."""
+"""Both have `spec`, `context_len`, `pooling`, `text` and `files`."""
 
 
 def load_model(config: EngineConfig) -> Model:
@@ -38,6 +39,8 @@ def load_model(config: EngineConfig) -> Model:
         return load_fake(config.model)
     ensure_ours()
     files = open_files(config)
+    if files.pooling is not None:
+        config = replace(config, embeddings=True)
     if is_cpu(config.device):
         from engine.cpu.model import CpuModel, obstacle
 

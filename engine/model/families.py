@@ -61,6 +61,7 @@ def family_of(config: Config) -> Family:
 def spec_from_hf(config: Config) -> ModelSpec:
     """Read a Hugging Face `config.json`."""
     family = family_of(config)
+    require(config.get("is_causal") is not False, "attention in both directions")
     config = {**family.defaults, **config, **config.get("text_config", {})}
     config |= {ours: config[theirs] for theirs, ours in family.synonyms.items()}
     if config.get("quantization_config") is not None:
@@ -253,6 +254,10 @@ FAMILIES: Mapping[str, Family] = {
     "MistralForCausalLM": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
     "Qwen2ForCausalLM": Family("qwen2", _qwen2),
     "Qwen3ForCausalLM": Family("qwen3", _qwen3),
+    "LlamaModel": Family("llama", _llama),
+    "MistralModel": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
+    "Qwen2Model": Family("qwen2", _qwen2),
+    "Qwen3Model": Family("qwen3", _qwen3),
     "GemmaForCausalLM": Family("gemma", _gemma, defaults={"head_dim": 256, "tie_word_embeddings": True}),
     "Gemma2ForCausalLM": Family("gemma2", _gemma2, hf_names.GEMMA2, _GEMMA2_DEFAULTS),
     "Gemma3ForCausalLM": _GEMMA3,
@@ -267,4 +272,4 @@ FAMILIES: Mapping[str, Family] = {
         {"decoder_sparse_step": 1, "norm_topk_prob": False, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     ),
 }
-"""By the name of the architecture."""
+"""By the name of the architecture; those without a head are for embeddings."""

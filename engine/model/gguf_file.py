@@ -11,6 +11,7 @@ from engine.model.gguf_header import CorruptGGUF, GGUFHeader
 from engine.model.gguf_spec import spec_from_gguf
 from engine.model.gguf_text import text_from_gguf
 from engine.model.spec import ModelSpec, UnsupportedModel
+from engine.pooling import Pooling
 from text.bundle import TextBundle
 
 EMBEDDING = "token_embd.weight"
@@ -31,6 +32,16 @@ class GGUFFile:
         rows = header.tensors[EMBEDDING].shape[0]
         with _told(header.path):
             return spec_from_gguf(header.metadata, frozenset(header.tensors), vocab_rows=rows)
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """None: what a file says of it is not read."""
+        return None
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model has a head that chooses tokens."""
+        return True
 
     @property
     def context_len(self) -> int:

@@ -11,9 +11,11 @@ from typing import Any
 
 from engine.model.families import family_of, spec_from_hf
 from engine.model.hf_names import HEADS, Checkpoint
+from engine.model.pooling_files import MODULES, read_pooling
 from engine.model.safetensors_file import SafetensorsFile
 from engine.model.spec import ForeignModel, ModelSpec, UnsupportedModel
 from engine.model.weights import StoredTensor
+from engine.pooling import Pooling
 from text.bundle import TextBundle
 
 INDEX = "model.safetensors.index.json"
@@ -35,6 +37,18 @@ class HFDirectory:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UnsupportedModel(f"{self.path / 'config.json'} lacks what its architecture needs: {error}") from error
         return replace(spec, tied_head=spec.tied_head or not any(head in self.tensor_files for head in HEADS))
+
+    @cached_property
+    def pooling(self) -> Pooling | None:
+        """How the model makes a vector of a text; None if it isn't made for that."""
+        return read_pooling(self.path)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model has a head that chooses tokens."""
+        return not any(
+            name.endswith("Model") and not name.endswith("LMHeadModel") for name in self.config["architectures"]
+        )
 
     @property
     def vocab_rows(self) -> int:
@@ -99,6 +113,7 @@ class HFDirectory:
         """All files that decide what the model does."""
         names = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
         small = [self.path / name for name in (*names, "chat_template.jinja")]
+        small += [self.path / MODULES, *self.path.glob("*_Pooling/config.json")]
         return [file for file in small if file.is_file()] + sorted(set(self.tensor_files.values()))
 
     def _json(self, name: str, default: Any = None) -> Any:

@@ -106,9 +106,11 @@ def save_random_model(parent: Path, family: str, max_shard_size: str = "1GB", **
 def tokenizer_json(vocab: int = VOCAB) -> str:
     """A tokenizer of words `<0>`, `<1>`, ... that stand for their own id."""
     from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
     tokenizer = Tokenizer(WordLevel({f"<{i}>": i for i in range(vocab)}, unk_token="<0>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.decoder = ByteLevel()
     return str(tokenizer.to_str())
