@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from llguidance import LLMatcher
 
@@ -46,8 +46,10 @@ What it may grow to while it is compiled is bounded by llguidance's own limits.
 """
 MOST_REMAINDERS = 20_000
 """Least common multiple of all `multipleOf`: about a tenth of a second to compile."""
-_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\w]+)')
-_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
+MOST_PATTERNS = 50
+"""Of `patternProperties` in one object: as long to compile."""
+_EMBEDDED = re.compile(r"%json\s*")
+"""What stands before a JSON schema in a Lark grammar."""
 _LONG_STRING = re.compile(rf'"(?:[^"\\]|\\.){{{MOST_CHARS[Kind.REGEX] + 1}}}')
 
 
@@ -99,7 +101,7 @@ class Grammar:
                 self.kind.value, f"a text in the schema has more than {MOST_CHARS[Kind.REGEX]} characters"
             )
         if self.kind in (Kind.JSON, Kind.LARK):
-            _check_multiples(self)
+            _check_schemas(self)
         is_error, messages = LLMatcher.validate_grammar_with_warnings(self.form())
         if is_error:
             raise GrammarError(self.kind.value, told(messages[0]))
@@ -110,25 +112,41 @@ def _lark_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _check_multiples(grammar: Grammar) -> None:
-    """Raise GrammarError if numbers have to be multiples of something large.
+def _check_schemas(grammar: Grammar) -> None:
+    """Raise GrammarError for what takes minutes to compile and nothing of llguidance's own bounds.
 
-    The automaton for it has a state for each remainder, of all such conditions on one number together, and what
-    it takes to compile grows with their square: minutes for some millions, which nothing of llguidance's own bounds.
-    Zeros at the end cost nothing.
+    A number that has to be a multiple has an automaton with a state for each remainder, of all such conditions on it
+    together; zeros at the end cost nothing. Patterns of properties are compared with one another.
     """
-    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), grammar.source)
-    together = 1
-    for number in set(_MULTIPLE.findall(plain)):
+    multiples: list[Decimal] = []
+    patterns: list[int] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        multiples.extend(value for name, value in pairs if name == "multipleOf" and isinstance(value, Decimal))
+        patterns.extend(len(value) for name, value in pairs if name == "patternProperties" and isinstance(value, dict))
+        return dict(pairs)
+
+    decoder = json.JSONDecoder(object_pairs_hook=note, parse_int=Decimal, parse_float=Decimal)
+    starts = [0] if grammar.kind is Kind.JSON else [found.end() for found in _EMBEDDED.finditer(grammar.source)]
+    for start in starts:
         try:
-            digits = Decimal(number).normalize().as_tuple().digits
-        except ArithmeticError as error:
-            raise GrammarError(grammar.kind.value, f"multipleOf is no number: {told(number)}") from error
+            decoder.raw_decode(grammar.source, start)
+        except ValueError:  # not JSON: whoever compiles it says so
+            continue
+        except (RecursionError, ArithmeticError) as error:
+            raise GrammarError(grammar.kind.value, f"the schema can't be read: {told(str(error))}") from error
+    if any(count > MOST_PATTERNS for count in patterns):
+        raise GrammarError(
+            grammar.kind.value, f"{max(patterns)} patterns of properties are given, and {MOST_PATTERNS} may be"
+        )
+    together = 1
+    for number in multiples:
+        digits = number.normalize().as_tuple().digits
         together = math.lcm(together, int("".join(map(str, digits[:20]))) or 1)
         if together > MOST_REMAINDERS:
             raise GrammarError(
                 grammar.kind.value,
-                f"multipleOf: {told(number)} is too large, alone or with the others: their least common multiple, "
+                f"multipleOf {told(str(number))} is too large, alone or with the others: their least common multiple, "
                 f"without zeros at its end, may be {MOST_REMAINDERS}",
             )
 

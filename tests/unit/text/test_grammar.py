@@ -87,6 +87,9 @@ def test_a_request_may_ask_for_none(asked: Asked) -> None:
         (json_schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 0.0991}]}), "response_format", "too large"),
         (json_schema({"multipleOf": 20_011e300}), "response_format", "too large"),
         (Asked(guided_grammar='start: %json {"multiple\\u004ff": 20011}'), "guided_grammar", "20011 is too large"),
+        (json_schema({"multipleOf": 10**6000 + 1}), "response_format", "exponent|too large|digits"),
+        (json_schema({"patternProperties": {f"^k{i}_": {} for i in range(51)}}), "response_format", "51 patterns"),
+        (Asked(guided_grammar="start: %json " + '{"items":' * 1100 + "{}" + "}" * 1100), "guided_grammar", "."),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_by_name(asked: Asked, param: str, says: str) -> None:
