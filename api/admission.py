@@ -91,9 +91,12 @@ def _check(request: JobRequest, card: ModelCard, tokenizer: Tokenizer) -> int:
         tokenizer,
         prompt=request.prompt,
         messages=None if request.messages is None else [m.model_dump() for m in request.messages],
-        max_tokens=request.max_tokens,
+        max_tokens=0 if request.embed else request.max_tokens,
         max_seq_len=card.max_seq_len,
+        whole=request.embed,
     )
+    if request.embed:
+        return len(tokens)
     check_parameters(
         request,
         prompt_tokens=len(tokens),

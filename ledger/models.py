@@ -175,6 +175,8 @@ class ResultRow(Base):
     """Every completion, of a job that asked for several."""
     logprobs: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     prompt_logprobs: Mapped[list[dict[str, Any] | None] | None] = mapped_column(JSON(none_as_null=True))
+    embedding: Mapped[list[float] | None] = mapped_column(JSON(none_as_null=True))
+    """The vector of a text, of a job that asked for one."""
     timings: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 

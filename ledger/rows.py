@@ -46,7 +46,7 @@ _SHOWN = (
     ResultRow.usage,
     ResultRow.timings,
 )
-_LARGE = (ResultRow.choices, ResultRow.logprobs, ResultRow.prompt_logprobs)
+_LARGE = (ResultRow.choices, ResultRow.logprobs, ResultRow.prompt_logprobs, ResultRow.embedding)
 """Left out of lists of jobs: a hundred of them would be hundreds of megabytes."""
 MEASURED = (
     "queue_time_ms",
@@ -69,7 +69,7 @@ WHY = {
 
 
 def select_jobs(*, whole: bool = True) -> Select[Any]:
-    """Jobs with their results, for `to_job`; without logprobs and further completions unless they are `whole`."""
+    """Jobs with their results, for `to_job`; without what is large of them unless they are `whole`."""
     columns = (*_SHOWN, *_LARGE) if whole else _SHOWN
     return select(*columns).select_from(JobRow).outerjoin(ResultRow, ResultRow.job_id == JobRow.id)
 

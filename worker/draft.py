@@ -59,6 +59,8 @@ class ClaimedJob:
         prompt = asked.prompt if asked.prompt is None or isinstance(asked.prompt, str) else tuple(asked.prompt)
         messages = asked.messages and tuple({"role": m.role, "content": m.content} for m in asked.messages)
         given = {name: getattr(asked, name) for name in SamplingFields.model_fields}
+        if asked.embed:
+            given = {"max_tokens": 0}
         params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
         return EngineRequest(
             self.lease.job_id,
@@ -69,6 +71,7 @@ class ClaimedJob:
             tenant=asked.tenant,
             deadline_s=self.deadline_s,
             namespace=asked.tenant,
+            embeds=asked.embed,
             progress=self.found.progress if self.found is not None else (),
         )
 

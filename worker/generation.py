@@ -20,6 +20,8 @@ class Generation:
 
     def __repr__(self) -> str:
         seconds = (self.timings.total_time_ms or 0.0) / 1000
+        if self.result.embedding is not None:
+            return f"vector of {len(self.result.embedding)} · {seconds:.1f} s"
         return f"{self.result.usage.completion_tokens} tokens · {self.result.finish_reason} · {seconds:.1f} s"
 
     def __json__(self) -> dict[str, Any]:
@@ -30,4 +32,5 @@ class Generation:
             "finish_reason": self.result.finish_reason,
             "usage": self.result.usage.model_dump(mode="json"),
             "timings": self.timings.model_dump(mode="json"),
+            **({} if self.result.embedding is None else {"embedding": self.result.embedding}),
         }

@@ -26,6 +26,7 @@ def job_result(output: RequestOutput) -> JobResult:
         ),
         logprobs=None if several or output.logprobs is None else [shown_logprob(one) for one in output.logprobs],
         prompt_logprobs=output.prompt_logprobs and [one and shown_logprob(one) for one in output.prompt_logprobs],
+        embedding=None if output.embedding is None else list(output.embedding),
         choices=[_choice(choice) for choice in output.choices] if several else [],
     )
 

@@ -105,7 +105,7 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 _LATER = frozenset((
     "n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids",
-    "logprobs", "prompt_logprobs", "response_format", "guided_regex", "guided_choice", "guided_grammar",
+    "logprobs", "prompt_logprobs", "embed", "response_format", "guided_regex", "guided_choice", "guided_grammar",
 ))  # fmt: skip
 
 MOST_FIELDS = 100
@@ -141,6 +141,9 @@ class JobRequest(SamplingFields):
     ) = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)] | None = None
 
+    embed: Annotated[
+        StrictBool, Field(description="Make a vector of the text instead of another text; sampling is ignored")
+    ] = False
     stream: Annotated[
         StrictBool, Field(description="Publish tokens as they are produced, not only changes of state")
     ] = True

@@ -60,5 +60,7 @@ class JobResult(BaseModel):
     """One for each of `token_ids`, if they were asked for. With `n` over 1 they are those of each choice."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """One for each token of the prompt, null for the first, if they were asked for."""
+    embedding: list[float] | None = None
+    """The vector, if one was asked for and all of the text was computed."""
     choices: list[Choice] = []
     """With `n` over 1: every completion in order. Text and tokens above are the first one's."""

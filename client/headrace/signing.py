@@ -30,10 +30,12 @@ class BadSignature(ValueError):
     """The message isn't signed, or not by this key, or something in it was changed."""
 
 
-def sign(key: str, task_id: str, kwargs: Mapping[str, Any], now_s: float | None = None) -> str:
+def sign(
+    key: str, task_id: str, kwargs: Mapping[str, Any], now_s: float | None = None, task: str = TASK_GENERATE
+) -> str:
     """The header's value for a message with these keyword arguments."""
     at_s = int(time.time() if now_s is None else now_s)
-    return f"t={at_s},v1={_digest(key, at_s, TASK_GENERATE, task_id, kwargs)}"
+    return f"t={at_s},v1={_digest(key, at_s, task, task_id, kwargs)}"
 
 
 def check(

@@ -12,6 +12,8 @@ from headrace import urls
 from headrace.contract import Priority
 
 TASK_GENERATE = "headrace.generate"
+TASK_EMBED = "headrace.embed"
+"""The same for a request that is to become a vector: it needs no `embed`."""
 QUEUE_PREFIX = "headrace."
 VISIBILITY_TIMEOUT_S = 60
 """After this long any message that nobody renews is handed out again, whoever's it is."""

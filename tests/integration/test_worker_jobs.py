@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 import redis
-from headrace.contract import Job, JobStatus, Priority, utc_now
+from headrace.contract import Job, JobStatus, Priority, new_job_id, utc_now
 from headrace.events import StateEvent, TokenEvent, job_event
 from headrace.wire import (
     DONE_CHANNEL,
     STREAM_TTL_S,
+    TASK_EMBED,
     TASK_GENERATE,
     WORKER_KEY_TTL_S,
     message_options,
+    queue_name,
     stream_key,
     worker_key,
 )
@@ -102,6 +104,26 @@ def test_a_ledger_job_needs_only_its_id(workplace: Workplace, start_worker: Call
     )
     ended = workplace.ended(job.id)
     assert ended.status is JobStatus.SUCCEEDED
+
+
+def test_a_text_becomes_a_vector(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
+    """By its own task, by the other one that says so, and through the ledger. The fake model's vectors are means."""
+    start_worker()
+    raw = workplace.app.send_task(
+        TASK_EMBED, kwargs={"model": MODEL, "prompt": "hello"}, task_id=new_job_id(), queue=queue_name(MODEL)
+    )
+    said = workplace.send(prompt=list(b"hello"), embed=True, n=3, max_tokens=100)
+    submitted = workplace.submit(embed=True)
+    mean = [sum(b"hello") / 5, 2.0]
+    for job_id in (raw.id, said.id, submitted.id):
+        job = workplace.ended(job_id)
+        assert job.status is JobStatus.SUCCEEDED
+        assert job.result is not None
+        assert job.result.embedding == pytest.approx(mean)
+        assert (job.result.text, job.result.usage.prompt_tokens, job.result.usage.completion_tokens) == ("", 5, 0)
+    assert raw.get(timeout=10)["result"]["embedding"] == pytest.approx(mean)
+    generated = workplace.send(max_tokens=2)
+    assert "embedding" not in generated.get(timeout=10)["result"]
 
 
 def test_a_second_delivery_is_dropped(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:

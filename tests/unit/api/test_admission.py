@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from headrace.contract import JobRequest, ModelCard
-from headrace.errors import NotFound
+from headrace.errors import BadRequest, NotFound
 
 from api import admission
 from api.admission import Admission
@@ -53,6 +53,17 @@ async def test_few_tokenizers_are_kept(ledger: Ledger, monkeypatch: pytest.Monke
         register(ledger, name, "r1")
         await checks.check(JobRequest(model=name, prompt="x"))
     assert len(checks._tokenizers) == 2
+    ledger.close()
+
+
+async def test_a_text_to_embed_may_be_as_long_as_the_context_and_costs_its_tokens(ledger: Ledger) -> None:
+    """It has no output, whatever `max_tokens` says; a text that is to be continued needs room for a token."""
+    register(ledger, "m", "r1", max_seq_len=8)
+    checks = Admission(ledger, LedgerThreads())
+    assert await checks.check(JobRequest(model="m", prompt="x" * 8, embed=True, n=4)) == 8
+    for fields in ({"prompt": "x" * 8}, {"prompt": "x" * 9, "embed": True}):
+        with pytest.raises(BadRequest, match="the prompt has"):
+            await checks.check(JobRequest.model_validate({"model": "m", **fields}))
     ledger.close()
 
 

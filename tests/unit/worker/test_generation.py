@@ -21,3 +21,10 @@ def test_a_line_for_flower_and_a_mapping_for_async_result() -> None:
         "usage": result.usage.model_dump(mode="json"),
         "timings": generation.timings.model_dump(mode="json"),
     }
+
+
+def test_a_vector_stands_in_the_mapping_and_its_length_in_the_line() -> None:
+    result = JobResult(text="", finish_reason="length", embedding=[0.5, -1.0], usage=Usage(prompt_tokens=3))
+    generation = Generation("j1", result, Timings(total_time_ms=34.5))
+    assert saferepr(generation) == "vector of 2 · 0.0 s"
+    assert loads(dumps(generation))["embedding"] == [0.5, -1.0]
