@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import redis.asyncio
-from headrace.flows import Backoff
+from headrace.waits import Backoff
 
 log = logging.getLogger(__name__)
 

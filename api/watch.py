@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import redis.asyncio
-from headrace.flows import Backoff
+from headrace.waits import Backoff
 from headrace.wire import DONE_CHANNEL
 
 from ledger.contract import LedgerUnavailable
@@ -68,7 +68,8 @@ class EndWatch:
                         message = await pubsub.get_message(timeout=30.0)
                         backoff.reset()
                         if message is not None:
-                            self.wake(message["data"])
+                            for job_id in message["data"].split():
+                                self.wake(job_id)
             except (redis.RedisError, OSError) as error:
                 log.warning("no news of ended jobs from the broker (%s); the ledger is read each second", error)
                 await asyncio.sleep(backoff.delay_s())

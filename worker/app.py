@@ -25,8 +25,9 @@ SILENCE_S = 3.0
 
 
 class JobTask(Task):  # type: ignore[misc]  # Celery has no types
-    """Every task's deliveries are handled by `worker.message`."""
+    """Every task's deliveries are handled by `worker.strategy` and `worker.message`."""
 
+    Strategy = "worker.strategy:strategy"
     Request = "worker.message:JobMessage"
 
 
@@ -64,7 +65,9 @@ def make_app(settings: Settings) -> Celery:
     """The application for one model."""
     os.environ.setdefault("CELERY_CUSTOM_WORKER_POOL", POOL)
     concurrency.ALIASES["custom"] = os.environ["CELERY_CUSTOM_WORKER_POOL"]
-    made = Celery("headrace", task_cls=JobTask, include=["worker.tasks", "worker.control"])
+    made = Celery(
+        "headrace", task_cls=JobTask, events="worker.events:JobEvents", include=["worker.tasks", "worker.control"]
+    )
     made.conf.update(celery_config(settings.broker_url))
     made.conf.update(worker_config(settings))
     made.steps["worker"].add("worker.steps:RelayStep")

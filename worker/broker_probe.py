@@ -7,7 +7,7 @@ from typing import Self
 
 import redis
 from celery.utils.log import get_logger
-from headrace.flows import Backoff
+from headrace.waits import Backoff
 
 log = get_logger(__name__)
 

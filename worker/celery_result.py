@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery import states
+from pydantic_core import to_json
+
 from worker.job_stream import Outgoing
 
 
@@ -14,4 +17,6 @@ def put_result(out: Outgoing, backend: Any, task_id: str, value: object, state: 
     """
     meta = backend._get_result_meta(backend.encode_result(value, state), state, None, None)
     meta["task_id"] = task_id
-    out.result(backend.get_key_for_task(task_id), backend.encode(meta), int(backend.expires), anew)
+    # A success is plain JSON already, and most results are successes.
+    text = to_json(meta) if state == states.SUCCESS and backend.serializer == "json" else backend.encode(meta)
+    out.result(backend.get_key_for_task(task_id), text, int(backend.expires), anew)

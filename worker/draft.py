@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings
 from headrace.sampling import SamplingFields
@@ -134,15 +135,18 @@ def _ended(job: ClaimedJob, who: Identity, output: RequestOutput, status: JobSta
 
 
 def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None) -> Timings:
-    timings = Timings(
+    measured = {} if output is None else _measured(job, output)
+    return Timings(
         attempts=job.lease.attempt,
         worker=who.worker,
         device=who.device,
         dtype=who.dtype,
         model_revision=who.model_revision,
+        **measured,
     )
-    if output is None:
-        return timings
+
+
+def _measured(job: ClaimedJob, output: RequestOutput) -> dict[str, Any]:
     known, counts = output.metrics, [len(choice.token_ids) for choice in output.choices] or [0]
     longest = max(counts)
     first_s, last_s, admitted_s, arrived_s = _moments(job, known)
@@ -160,7 +164,7 @@ def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None
         measured["generation_time_ms"] = _ms(last_s - admitted_s)
         measured["mean_itl_ms"] = _ms((last_s - first_s) / (longest - 1)) if longest > 1 else None
         measured["tokens_per_second"] = sum(counts) / (last_s - admitted_s) if last_s > admitted_s else None
-    return timings.model_copy(update=measured)
+    return measured
 
 
 def _moments(job: ClaimedJob, known: RequestMetrics) -> tuple[float | None, float | None, float | None, float]:

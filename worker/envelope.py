@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, cast
 
 from kombu.transport import virtual
+from pydantic_core import from_json
 
 
 class BrokenEnvelope(ValueError):
     """What stands around the message's body is not what Celery writes."""
+
+
+PLAIN = ("application/json", "utf-8")
+_MARKED = b'"__type__"'
+"""In a body in which kombu has written something that JSON doesn't have, a date for one."""
+
+
+def read(text: bytes) -> Any:
+    """JSON; ValueError if it is none. The standard library reads what only it takes for JSON, as lone surrogates."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
 
 
 class JobMessage(virtual.Message):
@@ -24,6 +40,14 @@ class JobMessage(virtual.Message):
             why = f"the message's envelope is broken: {type(exc).__name__}: {exc}"
             super().__init__(readable(payload), channel=channel)  # type: ignore[no-untyped-call]
             self.errors.append((BrokenEnvelope, BrokenEnvelope(why[:200]), cast("TracebackType", exc.__traceback__)))
+
+    def _decode(self) -> Any:
+        """As kombu does, but faster for plain JSON; what that can't read is kombu's to judge."""
+        body = self.body
+        if (self.content_type, self.content_encoding) == PLAIN and isinstance(body, bytes) and _MARKED not in body:
+            with suppress(ValueError):
+                return from_json(body)
+        return super()._decode()  # type: ignore[no-untyped-call]
 
 
 def require_readable(message: Any) -> None:

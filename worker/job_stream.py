@@ -23,6 +23,7 @@ class Outgoing:
 
     def __init__(self) -> None:
         self._commands: list[tuple[str | bytes | int, ...]] = []
+        self._ended: list[str] = []
 
     def append(self, key: str, event: StateEvent | TokenEvent) -> None:
         self._commands.append(("XADD", key, "*", "event", event.model_dump_json(exclude_none=True)))
@@ -39,14 +40,33 @@ class Outgoing:
         self._commands.append(("PUBLISH", key, value))
 
     def publish_end(self, job_id: str) -> None:
-        self._commands.append(("PUBLISH", DONE_CHANNEL, job_id))
+        self._ended.append(job_id)
 
     def send(self, client: redis.Redis) -> list[Any]:
-        """What Redis answered to each command, in one round trip."""
-        with client.pipeline(transaction=False) as pipe:
-            for command in self._commands:
-                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-            return pipe.execute(raise_on_error=False)
+        """What Redis answered to each command, in one round trip; last of all everybody hears who has ended.
+
+        Much is sent and none of it read: a pipeline of redis-py would take most of its time to look after answers.
+        """
+        commands = self._commands
+        if self._ended:
+            commands = [*commands, ("PUBLISH", DONE_CHANNEL, " ".join(self._ended))]
+        pool = client.connection_pool
+        connection: Any = pool.get_connection()
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            return [_answer(connection) for _ in commands]
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
+
+def _answer(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except redis.ResponseError as refusal:
+        return refusal
 
 
 class JobStream:

@@ -38,7 +38,7 @@ from kombu.transport import redis as transport
 
 from ledger.transport import broker_now_s
 from worker import fetch
-from worker.envelope import JobMessage
+from worker.envelope import JobMessage, read
 
 if TYPE_CHECKING:
     from worker.pool import EnginePool
@@ -234,7 +234,7 @@ class JobChannel(transport.Channel):
         for one in taken:
             self.noted_tag = one.tag
             with _no_message():
-                self.connection._deliver(json.loads(one.text), queues[one.place][0])
+                self.connection._deliver(read(one.text), queues[one.place][0])
             if self.noted_tag:
                 # It was noted under a tag that the worker doesn't know it by.
                 self.forget([self.noted_tag])

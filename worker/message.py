@@ -19,6 +19,7 @@ from celery.worker.state import task_ready
 
 from worker.canvas import chained_ids
 from worker.failures import HandedBack, Revoked
+from worker.trace import Traced, is_heard, trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,27 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
         """The tasks that won't start unless this one succeeds."""
         _, _, embed = self._payload
         return list(chained_ids(embed or {}))
+
+    @property
+    def followed(self) -> bool:
+        """Whether something is to be done after the job, which is Celery's to do."""
+        _, _, embed = self._payload
+        return any((embed or {}).values())
+
+    def execute_using_pool(self, pool: Any, **options: Any) -> Any:
+        if self.followed or is_heard():
+            return super().execute_using_pool(pool, **options)
+        self.revoked()
+        return pool.take(self, trace)
+
+    def on_success(self, traced: Traced, **options: Any) -> None:
+        failed, value, runtime_s = traced
+        if failed:
+            super().on_success(traced, **options)
+            return
+        task_ready(self)
+        self.acknowledge()
+        self.send_event("task-succeeded", result=value, runtime=runtime_s)
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """What `inspect` shows: never the arguments themselves."""

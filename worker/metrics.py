@@ -32,11 +32,12 @@ class Metrics:
         self._model = model
 
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(name, text, ["model"], buckets=buckets, registry=self.registry)
+            return Histogram(name, text, ["model"], buckets=buckets, registry=self.registry).labels(model)
 
         self._jobs = Counter(
             "headrace_jobs_ended", "Jobs that ended here", ["model", "status", "reason"], registry=self.registry
         )
+        self._ends: dict[tuple[str, str], Counter] = {}
         self._queue = histogram("headrace_queue_seconds", "From acceptance to the engine's admission", _WAITS_S)
         self._first = histogram("headrace_time_to_first_token_seconds", "From the engine's receipt", _WAITS_S)
         self._total = histogram("headrace_job_seconds", "From acceptance to commit", _WAITS_S)
@@ -49,11 +50,11 @@ class Metrics:
         self.registry.register(_EngineCollector(self._model, stats))
 
     def step(self, deltas: Sequence[TokenDelta]) -> None:
-        self._batch.labels(self._model).observe(len(deltas))
+        self._batch.observe(len(deltas))
 
     def stopped(self, took_s: float) -> None:
         """A running job was stopped: its pages were free `took_s` after the worker had heard of it."""
-        self._cancel.labels(self._model).observe(took_s)
+        self._cancel.observe(took_s)
 
     def ended(self, outcome: Outcome) -> None:
         """A job's outcome was committed."""
@@ -66,11 +67,14 @@ class Metrics:
             (self._total, timings.total_time_ms),
         ):
             if value_ms is not None:
-                histogram.labels(self._model).observe(value_ms / 1000)
+                histogram.observe(value_ms / 1000)
 
     def count(self, status: JobStatus, reason: str) -> None:
         """Count a job that ended, also one that never was claimed."""
-        self._jobs.labels(self._model, status.value, reason).inc()
+        ends = status.value, reason
+        if ends not in self._ends:
+            self._ends[ends] = self._jobs.labels(self._model, *ends)
+        self._ends[ends].inc()
 
 
 class _EngineCollector(Collector):

@@ -33,6 +33,7 @@ from worker.liveness import Liveness
 from worker.message import JobMessage
 from worker.services import Services, start_services
 from worker.slot import Cause, Slot, Stop
+from worker.trace import Traced
 
 log = get_logger(__name__)
 
@@ -132,27 +133,30 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
     # -- jobs ----------------------------------------------------------------------------------
 
     def on_apply(self, target: Any, args: Any = (), kwargs: Any = None, callback: Any = None, **_: Any) -> Slot:
-        message: JobMessage = callback.__self__
+        """`target` is Celery's tracer, which calls the task."""
+        return self.take(callback.__self__, lambda _: target(*args))
+
+    def take(self, message: JobMessage, trace: Callable[[Slot], Traced]) -> Slot:
+        """Work on a message: `trace` runs in the job's greenlet."""
         self.liveness.took()
         slot = self.slots.get(message.id)
         if slot is not None:
             self.post(self._redelivered, slot, message)
             return slot
         slot = self.slots[message.id] = Slot(self, next(self._pids), message)
-        self.post(slot.begin, lambda: self._run(slot, target, args))
+        self.post(slot.begin, lambda: self._run(slot, trace))
         return slot
 
-    def _run(self, slot: Slot, target: Any, args: Any) -> None:
-        """In the job's greenlet; `target` is Celery's tracer, which calls the task."""
+    def _run(self, slot: Slot, trace: Callable[[Slot], Traced]) -> None:
         try:
-            outcome = target(*args)
+            traced = trace(slot)
         except GreenletExit:
             return
         except BaseException:
             log.exception("job %s: the tracer failed", slot.task_id)
-            outcome = (1, ExceptionInfo(), 0.0)
+            traced = (True, ExceptionInfo(), 0.0)
         self._forget(slot)
-        slot.message.on_success(outcome)
+        slot.message.on_success(traced)
 
     def settle(self) -> None:
         """Tell the broker of all messages that were acknowledged since the last time."""

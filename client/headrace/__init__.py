@@ -1,7 +1,11 @@
-"""Submit LLM inference jobs to Headrace."""
+"""Submit LLM inference jobs to Headrace.
 
-from headrace.async_client import AsyncClient
-from headrace.client import Client
+The clients are loaded when they are first asked for: who only reads the contract needs none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from headrace.contract import (
     Choice,
     Job,
@@ -34,7 +38,11 @@ from headrace.errors import (
     Unavailable,
 )
 from headrace.events import JobEvent, StateEvent, TokenEvent
-from headrace.producer import Producer
+
+if TYPE_CHECKING:
+    from headrace.async_client import AsyncClient
+    from headrace.client import Client
+    from headrace.producer import Producer
 
 __all__ = [
     "ApiError",
@@ -71,3 +79,21 @@ __all__ = [
     "Unavailable",
     "Usage",
 ]
+
+_CLIENTS = {
+    "AsyncClient": "headrace.async_client",
+    "Client": "headrace.client",
+    "Producer": "headrace.producer",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _CLIENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(_CLIENTS[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_CLIENTS]

@@ -18,8 +18,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from headrace.contract import DeadLetter, ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs, utc_now
-from headrace.errors import ApiError, ConnectionFailed, HeadraceError, JobFailed, JobTimeout, api_error
+from headrace.contract import DeadLetter, ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs
+from headrace.errors import ApiError, ConnectionFailed, HeadraceError, JobFailed, api_error
+from headrace.waits import Backoff, Deadline, patience
 
 LONG_POLL_S = 30.0
 """One request of a wait; the server may cut it shorter."""
@@ -56,35 +57,6 @@ class ModelList(BaseModel):
     """Answer of `GET /v1/models`."""
 
     data: list[ModelCard]
-
-
-class Backoff:
-    """Delays that double from `first_s` to `most_s`, each drawn from the upper half of its range."""
-
-    def __init__(self, first_s: float = 0.1, most_s: float = 5.0) -> None:
-        self._first_s = self._next_s = first_s
-        self._most_s = most_s
-
-    def delay_s(self) -> float:
-        now_s, self._next_s = self._next_s, min(self._next_s * 2, self._most_s)
-        return now_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
-
-    def reset(self) -> None:
-        self._next_s = self._first_s
-
-
-class Deadline:
-    """A moment on the monotonic clock, or never."""
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s
-        self._at_s = None if timeout_s is None else time.monotonic() + timeout_s
-
-    def left_s(self) -> float:
-        return float("inf") if self._at_s is None else max(0.0, self._at_s - time.monotonic())
-
-    def error(self, job_id: str, job: Job | None) -> JobTimeout:
-        return JobTimeout(job_id, self.timeout_s or 0.0, job)
 
 
 def headers(api_key: str | None, more: Mapping[str, str] | None) -> dict[str, str]:
@@ -185,14 +157,6 @@ def submit(request: JobRequest, retries: int, timeout_s: float | None = None) ->
     headers = {} if request.idempotency_key else {"Idempotency-Key": str(uuid.uuid4())}
     send = Send("POST", "/v1/jobs", json=job_kwargs(request), headers=headers)
     return call(send, Job, retries, patience(request, timeout_s))
-
-
-def patience(request: JobRequest, timeout_s: float | None) -> Deadline | None:
-    """The first of the moments after which the job isn't wanted; None if there is none."""
-    limits = [] if timeout_s is None else [timeout_s]
-    if (wanted := request.deadline_from(now := utc_now())) is not None:
-        limits.append((wanted - now).total_seconds())
-    return Deadline(min(limits)) if limits else None
 
 
 def get(job_id: str, retries: int) -> Flow[Job]:

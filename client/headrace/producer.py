@@ -15,11 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from headrace.contract import Job, JobId, JobRequest, JobStatus, job_kwargs, new_job_id, utc_now
 from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
-from headrace.flows import Backoff, Deadline, patience
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
 from headrace.publication import JobMessage, publish
 from headrace.validation import invalid
+from headrace.waits import Backoff, Deadline, patience
 from headrace.wire import TASK_GENERATE, celery_config, queue_keys
 
 CONNECT_TIMEOUT_S = 5.0

@@ -52,14 +52,14 @@ def publish(app: Any, producer: Any, messages: Sequence[JobMessage], signing_key
     with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
         for message in messages:
             options = message.options(signing_key)
-            envelope, sent = _composed(app, message.job_id, options)
+            envelope, sent = composed(app, message.job_id, options)
             pipe.lpush(priority_key(message.model, options["priority"]), to_json(envelope))
             events.append(sent)
         pipe.execute()
     _tell(app, producer, events)
 
 
-def _composed(app: Any, job_id: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def composed(app: Any, job_id: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A message as it lies on its list, and the event that it was sent."""
     queue, priority = options["queue"], options["priority"]
     headers, properties, body, sent = app.amqp.as_task_v2(

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 from headrace.contract import Job, JobStatus
 from headrace.errors import HeadraceError, JobFailed
 from headrace.events import StateEvent, TokenEvent, job_event
-from headrace.flows import Backoff, Deadline, Send, job_path
+from headrace.flows import Send, job_path
+from headrace.waits import Backoff, Deadline
 
 KEEPALIVE_S = 15.0
 """The server writes something at least this often."""

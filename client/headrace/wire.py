@@ -68,7 +68,7 @@ WORKER_KEY_TTL_S = 15
 """A worker's key is written again every fifth of this, so a dead worker is gone from view within it."""
 
 DONE_CHANNEL = "headrace:done"
-"""Redis pub/sub channel; each message is the id of a job that has just reached a terminal state."""
+"""Redis pub/sub channel; each message is the ids, with spaces between, of jobs that have just ended."""
 
 STREAM_TTL_S = 3600
 """How long a job's event stream is kept after its last event; the ledger keeps the outcome."""

@@ -8,7 +8,8 @@ import pytest
 from headrace import flows
 from headrace.contract import JobRequest
 from headrace.errors import BadRequest, Conflict, NotFound, TooManyRequests, Unavailable
-from headrace.flows import Backoff, Deadline, error_of
+from headrace.flows import error_of
+from headrace.waits import Backoff, Deadline
 
 
 def test_delays_double_up_to_the_most_and_start_again_after_a_reset() -> None:

@@ -15,11 +15,13 @@ SOURCE = Path(headrace.__file__)
 def test_every_public_name_is_listed_and_exists() -> None:
     imported = {
         alias.asname or alias.name
-        for node in ast.parse(SOURCE.read_text()).body
-        if isinstance(node, ast.ImportFrom)
+        for node in ast.walk(ast.parse(SOURCE.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("headrace.")
         for alias in node.names
     }
     assert set(headrace.__all__) == imported
+    assert all(getattr(headrace, name) is not None for name in headrace.__all__)
+    assert set(headrace.__all__) <= set(dir(headrace))
     assert list(headrace.__all__) == sorted(headrace.__all__)
 
 
@@ -35,7 +37,7 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert SOURCE.with_name("py.typed").exists()
 
 
-@pytest.mark.parametrize("module", ["celery", "kombu", "redis", "torch", "sqlalchemy", "fastapi"])
+@pytest.mark.parametrize("module", ["celery", "kombu", "redis", "torch", "sqlalchemy", "fastapi", "httpx"])
 def test_importing_it_loads_no_server_library(python: str, module: str) -> None:
     code = f"import sys, headrace; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([python, "-c", code], check=False, timeout=30).returncode == 0
