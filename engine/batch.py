@@ -61,6 +61,8 @@ class ModelInfo:
     text: TextBundle
     pooling: Pooling | None = None
     """How it makes a vector of a text; None if it makes none."""
+    reach_tokens: int | None = None
+    """Tokens that a token sees in the widest layer, with itself; None for all. What lies behind is never read."""
     generates: bool = True
     """Whether it has a head that chooses tokens."""
 

@@ -14,6 +14,7 @@ from engine.counters import Counters
 from engine.deadlines import Deadlines
 from engine.executor import Executed, Executor, Failed, OutOfMemory
 from engine.generation import Generation
+from engine.memory import PagePool
 from engine.preparation import Preparation
 from engine.reports import Reports, StepResult
 from engine.request import EngineRequest, FinishReason, RequestOutput, RequestRefused
@@ -47,7 +48,7 @@ class Engine:
         self._memory = Residence(model, config)
         self.max_seq_len = self._memory.max_seq_len
         """Most tokens of prompt and output: the model's limit or the configured one."""
-        self._scheduler = Scheduler(self._memory.pool, config, self._memory.swap, model.cheap_rows)
+        self._scheduler = self._new_scheduler(self._memory.pool)
         self._preparation = Preparation(self._tokenizer, model.info, config)
         self._executor = Executor(model, config.page_size)
         self._deadlines = Deadlines()
@@ -156,7 +157,7 @@ class Engine:
         self._deadlines.clear()
         cap = self._scheduler.admission.max_num_seqs
         self._memory.swap.clear()
-        self._scheduler = Scheduler(self._memory.fresh_pool(), self._config, self._memory.swap, self._model.cheap_rows)
+        self._scheduler = self._new_scheduler(self._memory.fresh_pool())
         self._scheduler.admission.max_num_seqs = cap
         return self.report()
 
@@ -215,6 +216,10 @@ class Engine:
     def close(self) -> None:
         """Release the model. The engine is of no use afterwards."""
         self._model.close()
+
+    def _new_scheduler(self, pool: PagePool) -> Scheduler:
+        model = self._model
+        return Scheduler(pool, self._config, self._memory.swap, model.cheap_rows, model.info.reach_tokens)
 
     def _note(self, plan: Plan, now_s: float) -> tuple[tuple[str, float], ...]:
         """Count a plan's admissions and preemptions; the first admissions are reported."""

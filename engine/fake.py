@@ -131,6 +131,7 @@ class FakeModel:
         choose: Callable[[int, int], int] = fake_token,
         revision: str = "1",
         cheap_rows: int = 0,
+        reach_tokens: int | None = None,
     ) -> None:
         """`choose` gives the token that follows a token at a position."""
         text = text or fake_text()
@@ -143,6 +144,7 @@ class FakeModel:
             kv_bytes_per_token=kv_bytes_per_token,
             text=text,
             pooling=Pooling("mean"),
+            reach_tokens=reach_tokens,
         )
         self.step_s = step_s
         self.cheap_rows = cheap_rows
@@ -218,9 +220,11 @@ class FakeModel:
 
     def _read(self, storage: FakeStorage, batch: Batch, row: int) -> list[int]:
         """The context of a request, as its block table gives it."""
-        length = batch.context_len[row]
-        context = storage.read(batch.block_tables[row], length)
-        first, last = batch.query_start[row], batch.query_start[row + 1]
+        length, first, last = batch.context_len[row], batch.query_start[row], batch.query_start[row + 1]
+        reach, page_size = self.info.reach_tokens or length, storage.layout.page_size
+        unseen = max(0, length - (last - first) - reach + 1) // page_size
+        context = batch.known_tokens[row][: unseen * page_size] if unseen else []
+        context += storage.read(batch.block_tables[row][unseen:], length - unseen * page_size)
         assert batch.positions[first:last] == list(range(length - last + first, length)), "positions are wrong"
         assert context[length - last + first :] == batch.token_ids[first:last], "tokens were written to other slots"
         if batch.known_tokens:

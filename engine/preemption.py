@@ -47,7 +47,12 @@ class Preemption:
         return self._swap.used_pages if self._swap is not None else 0
 
     def save(self, sequence: TokenSequence) -> None:
-        """Copy out what the sequence has computed, if that pays and there is room; its pages are not touched."""
+        """Copy out what the sequence has computed, if that pays and there is room; its pages are not touched.
+
+        One that has given pages back is computed again: it begins with all of them.
+        """
+        if sequence.gone_pages:
+            return
         swap, pages = self._swap, sequence.pages[: self._pool.pages_for(sequence.computed)]
         if swap is None or not swap.fits(len(pages)) or not self._pays(sequence.computed, len(pages) * swap.page_bytes):
             return

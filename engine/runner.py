@@ -67,6 +67,7 @@ class TorchModel:
             kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
             text=text,
             pooling=files.pooling or DEFAULT_POOLING,
+            reach_tokens=spec.reach_tokens,
             generates=files.generates,
         )
         return cls(config, decoder, info, device)

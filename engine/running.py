@@ -10,7 +10,7 @@ from operator import attrgetter
 from engine.memory import Page, PagePool
 from engine.memory.swap import SwapSpace
 from engine.preemption import Preemption
-from engine.sequence import TokenSequence
+from engine.sequence import GONE, TokenSequence
 from engine.sharing import PrefixSharing
 from engine.waiting import WaitingQueue
 
@@ -51,9 +51,21 @@ class Running:
         """It runs no more, and holds no page."""
         self._sequences.remove(sequence)
         self.sharing.end(sequence)
-        self.pool.release(sequence.pages)
+        self.pool.release(sequence.held_pages)
         sequence.pages = []
+        sequence.gone_pages = 0
         sequence.computed = 0
+
+    def give_back(self, sequence: TokenSequence, reach_tokens: int) -> None:
+        """Give up the pages of tokens that none of those to come will see: each sees `reach_tokens`, with itself.
+
+        Whoever shares them keeps them, and those that can be found stay until others need the room.
+        """
+        gone, unseen = sequence.gone_pages, max(0, sequence.computed - reach_tokens + 1) // self.pool.page_size
+        if unseen > gone:
+            self.pool.release(sequence.pages[gone:unseen])
+            sequence.pages[gone:unseen] = [GONE] * (unseen - gone)
+            sequence.gone_pages = unseen
 
     def make_way(self, sequence: TokenSequence, now_s: float) -> None:
         """It gives up its pages, copied out if that pays, and waits at the front of its class."""
@@ -66,16 +78,18 @@ class Running:
         """Pages that would be free if all of these made way: those that nobody else holds."""
         given: Counter[Page] = Counter()
         for victim in victims:
-            given.update(victim.pages)
+            given.update(victim.held_pages)
         return sum(page.refs == holders for page, holders in given.items())
 
     def check(self) -> None:
         """Raise AssertionError if order, pages and counts don't agree."""
-        self.pool.check(page for sequence in self for page in sequence.pages)
+        self.pool.check(page for sequence in self for page in sequence.held_pages)
         self.sharing.check(list(self))
         ranks = [sequence.rank for sequence in self]
         assert ranks == sorted(set(ranks)), "running requests are out of order"
         for sequence in self:
             assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.max_len, f"{sequence.id}: counts"
             assert self.pool.pages_for(sequence.computed) <= len(sequence.pages), f"{sequence.id}: computed without KV"
+            assert sequence.pages[: sequence.gone_pages] == [GONE] * sequence.gone_pages, f"{sequence.id}: gone pages"
+            assert GONE not in sequence.held_pages, f"{sequence.id} holds a page that is gone"
             assert sequence not in self._waiting, f"{sequence.id} runs and waits"

@@ -61,10 +61,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: PagePool, config: EngineConfig, swap: SwapSpace | None = None, cheap_rows: int = 0
+        self,
+        pool: PagePool,
+        config: EngineConfig,
+        swap: SwapSpace | None = None,
+        cheap_rows: int = 0,
+        reach_tokens: int | None = None,
     ) -> None:
-        """`cheap_rows`: see `engine.batch.Model`."""
+        """`cheap_rows`: see `engine.batch.Model`; `reach_tokens`: see `engine.batch.ModelInfo`."""
         self.pool = pool
+        self._reach_tokens = reach_tokens
         self.speculation = Speculation(config.num_speculative_tokens, cheap_rows)
         self.budget = TokenBudget(config.max_num_batched_tokens, config.prefill_share)
         self.shares = FairShare(config.tenant_weights)
@@ -125,6 +131,8 @@ class Scheduler:
             sequence.computed = min(end, len(sequence.tokens))
             if end // page_size > sequence.shared_pages and sequence.root is not None:
                 self.running.sharing.publish(sequence)
+            if self._reach_tokens is not None:
+                self.running.give_back(sequence, self._reach_tokens)
             if count:
                 given[sequence.tenant] = given.get(sequence.tenant, 0) + 1
         for tenant, tokens in given.items():

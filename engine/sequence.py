@@ -33,6 +33,8 @@ class RowSampling(NamedTuple):
         return cls(params.temperature, max(params.top_k, 0), params.top_p, params.min_p, seed)
 
 
+GONE = Page(0)
+"""Stands in a block table for a page that is never read again."""
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
@@ -76,6 +78,9 @@ class TokenSequence:
     computed: int = 0
     """Tokens whose KV is written."""
     pages: list[Page] = field(default_factory=list)
+    """In the order of its tokens; `GONE` where one was given back."""
+    gone_pages: int = 0
+    """Of its pages, from the first, those that no token will see any more and that were given back."""
     preemptions: int = 0
     root: bytes | None = None
     """Parent of its first page's hash: its pages are shared with sequences of the same one; None shares nothing.
@@ -106,6 +111,11 @@ class TokenSequence:
     def rank(self) -> tuple[int, int]:
         """What runs first has the lowest."""
         return self.level, self.arrival
+
+    @property
+    def held_pages(self) -> list[Page]:
+        """Its pages but for those that it gave back."""
+        return self.pages[self.gone_pages :] if self.gone_pages else self.pages
 
     @property
     def kv_tokens(self) -> int:

@@ -75,6 +75,7 @@ class CpuModel:
             vocab_size=min(text.vocab_size, spec.vocab_rows),
             kv_bytes_per_token=spec.kv_bytes_per_token(4 if dtype == "float32" else 2),
             text=text,
+            reach_tokens=spec.reach_tokens,
         )
         team = Team(library, config.threads or usable_cores())
         model = Loader(config, files, info, dtype).load(team)

@@ -30,8 +30,8 @@ LENGTHS = st.one_of(st.sampled_from([1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 60, 62,
 class SeededModel(FakeModel):
     """The next token depends on the last one, its position and the row's seed. A pool is a few extents."""
 
-    def __init__(self) -> None:
-        super().__init__(kv_bytes_per_token=PAGE_BYTES // 4, cheap_rows=4)
+    def __init__(self, reach_tokens: int | None = None) -> None:
+        super().__init__(kv_bytes_per_token=PAGE_BYTES // 4, cheap_rows=4, reach_tokens=reach_tokens)
 
     def execute(self, batch: Batch) -> Sampled:
         super().execute(batch)  # checks that the context of each request is its own
@@ -100,13 +100,18 @@ SETTINGS = st.fixed_dictionaries(
         "aging_s": st.sampled_from([2.0, 60.0]),
     }
 )
-WORKLOAD = st.tuples(st.lists(REQUEST, min_size=1, max_size=10), SETTINGS, st.sampled_from([PAGES + 1, 24, 40, 200]))
+REACHES = st.sampled_from([None, None, 1, 4, 5, 9, 30, 64])
+"""Tokens that a token sees: pages behind that are given back."""
+Workload = tuple[list[Asked], dict[str, Any], int, int | None]
+WORKLOAD = st.tuples(
+    st.lists(REQUEST, min_size=1, max_size=10), SETTINGS, st.sampled_from([PAGES + 1, 24, 40, 200]), REACHES
+)
 
 
-def carry_out(requests: list[Asked], config: dict[str, Any], pages: int) -> Bench:
+def carry_out(requests: list[Asked], config: dict[str, Any], pages: int, reach_tokens: int | None) -> Bench:
     """Run a workload to its end, with one second for each step; every invariant is checked after every step."""
     clock = Clock()
-    bench = make_bench(SeededModel(), pages, clock, max_seq_len=CONTEXT, **config)
+    bench = make_bench(SeededModel(reach_tokens), pages, clock, max_seq_len=CONTEXT, **config)
     aborts: dict[str, int] = {}
 
     def step() -> None:
@@ -140,9 +145,9 @@ def carry_out(requests: list[Asked], config: dict[str, Any], pages: int) -> Benc
     return bench
 
 
-def verify(workload: tuple[list[Asked], dict[str, Any], int]) -> None:
-    requests, config, pages = workload
-    bench = carry_out(requests, config, pages)
+def verify(workload: Workload) -> None:
+    requests = workload[0]
+    bench = carry_out(*workload)
     assert len(bench.outputs) == len(requests)
     for number, asked in enumerate(requests):
         output = bench.outputs[str(number)]
@@ -155,7 +160,7 @@ def verify(workload: tuple[list[Asked], dict[str, Any], int]) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(workload=WORKLOAD)
-def test_every_request_gets_its_tokens(workload: tuple[list[Asked], dict[str, Any], int]) -> None:
+def test_every_request_gets_its_tokens(workload: Workload) -> None:
     """https://github.com/vllm-project/vllm/issues/16832, https://github.com/vllm-project/vllm/issues/5952,
     https://github.com/vllm-project/vllm/issues/5543, https://github.com/LMCache/LMCache/issues/3688"""
     verify(workload)
@@ -166,7 +171,7 @@ def test_every_request_gets_its_tokens(workload: tuple[list[Asked], dict[str, An
 @settings(max_examples=1500, deadline=None)
 @given(workload=WORKLOAD)
 def test_every_request_of_many_workloads_gets_its_tokens(
-    workload: tuple[list[Asked], dict[str, Any], int],
+    workload: Workload,
 ) -> None:
     """https://github.com/vllm-project/vllm/issues/16832, https://github.com/vllm-project/vllm/issues/5952,
     https://github.com/vllm-project/vllm/issues/5543, https://github.com/LMCache/LMCache/issues/3688"""
@@ -182,7 +187,7 @@ def test_every_request_of_many_workloads_gets_its_tokens(
 )
 def test_the_order_of_a_batch_changes_no_seeded_token(requests: list[Asked], budget: int) -> None:
     """https://github.com/vllm-project/vllm/issues/17524, https://github.com/vllm-project/vllm/issues/51226"""
-    verify((requests, {"max_num_batched_tokens": budget}, 200))
+    verify((requests, {"max_num_batched_tokens": budget}, 200, None))
 
 
 @pytest.mark.parametrize("swap", [0, 200 * PAGE_BYTES])
@@ -194,4 +199,4 @@ def test_every_step_is_a_good_moment_for_an_abort(swap: int) -> None:
             Asked(9 + 7 * n, "tail", 20, n, n % 2, "one", at if n == 3 else 0, "abort" if n == victim else "itself")
             for n in range(4)
         ]
-        verify((requests, {"max_num_batched_tokens": 16, "swap_space_bytes": swap}, PAGES + 1))
+        verify((requests, {"max_num_batched_tokens": 16, "swap_space_bytes": swap}, PAGES + 1, None))
