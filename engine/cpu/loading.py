@@ -28,6 +28,7 @@ from kernels.cpu.packing import (
     pack,
     packed_bytes,
 )
+from kernels.cpu.screen import Screen, bounds_of, measure
 from kernels.cpu.step import DecoderModel, Layer
 
 
@@ -44,7 +45,7 @@ class Loader:
         self._name = str(here.resolve()) if here.exists() else config.model
         self._dtype = dtype
         self._vocab_size = info.vocab_size
-        self._recipes = list(recipes(spec, info.vocab_size))
+        self._recipes = list(recipes(spec, info.vocab_size, config.quantization))
         self._identity: dict[str, str | int] = {
             "revision": info.revision,
             "packing": PACKING_VERSION,
@@ -77,6 +78,8 @@ class Loader:
                 sizes[f"{recipe.name}.bias"] = 4 * recipe.outputs
         for name in norm_names(self._spec):
             sizes[name] = 4 * self._source[name].shape[0]
+        if "screen" in formats:
+            sizes["screen.errors"] = sizes["screen.norms"] = 4 * bounds_of(self._vocab_size)
         return sizes
 
     def _pack(self, team: Team, formats: dict[str, Format], sizes_bytes: dict[str, int]) -> PackedWeights:
@@ -92,6 +95,9 @@ class Loader:
                 )
         for name in norm_names(self._spec):
             weights.floats(name)[:] = self._source[name].float32()
+        decoder = self._decoder(weights, formats)
+        if decoder.screen is not None:
+            measure(team, decoder.head, decoder.screen)
         return weights
 
     def _decoder(self, weights: PackedWeights, formats: dict[str, Format]) -> DecoderModel:
@@ -102,6 +108,9 @@ class Loader:
         }
         embedding = packed["embedding"]
         tied = Packed(embedding.format, self._vocab_size, embedding.inputs, embedding.bytes)
+        screen = None
+        if "screen" in packed:
+            screen = Screen(packed["screen"], weights.floats("screen.errors"), weights.floats("screen.norms"))
 
         def floats(name: str) -> NDArray[np.float32] | None:
             return weights.floats(name) if name in weights else None
@@ -136,6 +145,7 @@ class Loader:
             ],
             embedding=embedding,
             head=packed.get("head", tied),
+            screen=screen,
             norm=weights.floats("norm"),
             cos_sin=rotary_table_of(spec, self._source, min(spec.context_len, config.max_seq_len)),
             norm_eps=spec.norm_eps,

@@ -16,11 +16,9 @@ _WIDER = (Format.U4_G32, Format.INT8_G32, Format.BF16, Format.F32)
 _INT8 = {
     "o": Format.INT8,
     "gate_up": Format.INT8,
-    "down": Format.INT8_G32,
-    "embedding": Format.INT8_G32,
-    "head": Format.INT8_G32,
+    "down": Format.INT8,
 }
-"""`int8` by kind of matrix; qkv isn't in it.
+"""`int8` by kind of matrix; qkv, embedding and head aren't in it.
 
 What a matrix in 8 bits adds to the variance of the logprobs, in thousandths (SmolLM2-135M; bf16 adds 0.4 in all, and
 all together may add some 9 for the greedy agreement that is asked of int8):
@@ -32,9 +30,9 @@ all together may add some 9 for the greedy agreement that is asked of int8):
     down       4.1      1.8   17 %
     head       5.7      1.8   17 %
 
-So a small matrix that costs much stays as it is, and where groups of 32 help most they are taken.
+So qkv, small and dear, stays as it is; and the head can, because its screen spares the greedy rows most of it.
 """
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Rises whenever other formats are chosen for the same tensors: part of a cache file's key."""
 
 
@@ -74,8 +72,11 @@ def unserved(spec: ModelSpec) -> str | None:
     return next((f"the model has {what}" for what, holds in has.items() if holds), None)
 
 
-def recipes(spec: ModelSpec, vocab_size: int) -> Iterator[Recipe]:
-    """The matrices of a model. The head is cut to the ids that may be sampled; if it is tied, the embedding serves."""
+def recipes(spec: ModelSpec, vocab_size: int, quantization: str) -> Iterator[Recipe]:
+    """The matrices of a model. The head is cut to the ids that may be sampled; if it is tied, the embedding serves.
+
+    The screen is the head once more, in 8 bits (`kernels.cpu.screen`); the blocks of a GGUF file do without.
+    """
     hidden, queries = spec.hidden_size, spec.heads * spec.head_size
     both = queries + 2 * spec.kv_heads * spec.head_size
     gated = 2 * (-(-spec.inner_size // INTERLEAVED_ROWS) * INTERLEAVED_ROWS)
@@ -87,6 +88,8 @@ def recipes(spec: ModelSpec, vocab_size: int) -> Iterator[Recipe]:
     yield Recipe("embedding", ("embedding",), spec.vocab_rows, hidden)
     if not spec.tied_head:
         yield Recipe("head", ("head",), vocab_size, hidden)
+    if quantization != "gguf":
+        yield Recipe("screen", ("embedding" if spec.tied_head else "head",), vocab_size, hidden)
 
 
 def norm_names(spec: ModelSpec) -> Iterator[str]:
@@ -100,6 +103,8 @@ def norm_names(spec: ModelSpec) -> Iterator[str]:
 
 def choose_format(recipe: Recipe, parts: list[StoredTensor], dtype: str, quantization: str) -> Format:
     """The packed format of a matrix: `gguf` keeps its parts' blocks, or the next wider form that there is of them."""
+    if recipe.kind == "screen":
+        return Format.INT8
     plain = Format.F32 if dtype == "float32" or parts[0].shape[1] % 2 else Format.BF16
     if quantization == "none":
         return plain

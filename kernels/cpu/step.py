@@ -16,6 +16,7 @@ from kernels.cpu.layers import Heads, HeadShape, address
 from kernels.cpu.library import Team
 from kernels.cpu.packing import INTERLEAVED_ROWS, Packed, WeightsStruct
 from kernels.cpu.sampling import Chosen, Rows, rows_with_logits, select
+from kernels.cpu.screen import Screen, ScreenStruct
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled, SamplingBatch
 
@@ -47,6 +48,7 @@ class _Model(ctypes.Structure):
         ("inner", ctypes.c_int64),
         ("embedding", WeightsStruct),
         ("head", WeightsStruct),
+        ("screen", ScreenStruct),
         ("norm", ctypes.c_void_p),
         ("cos_sin", ctypes.c_void_p),
         ("norm_eps", ctypes.c_float),
@@ -68,7 +70,7 @@ class _Sampling(ctypes.Structure):
     )
 
 
-SIZES_BYTES = {_Layer: 192, _Model: 168, _Sampling: 40}
+SIZES_BYTES = {_Layer: 192, _Model: 216, _Sampling: 40}
 """As src/abi_step.h asserts them."""
 if any(ctypes.sizeof(struct) != size for struct, size in SIZES_BYTES.items()):
     raise ImportError("the structs of kernels.cpu.step differ from those of the C++ library")
@@ -109,6 +111,8 @@ class DecoderModel:
     norm_eps: float
     scale: float
     """Of the attention's scores."""
+    screen: Screen | None = None
+    """The head in 8 bits, which spares greedy rows most of the head; only if that is float32 or bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,9 @@ def step_bytes(model: DecoderModel, threads: int, rows: int, samples: int) -> in
     widest = max(model.hidden, model.inner, queries)
     row = 4 * (model.hidden + projected + widest) + element * (queries + model.inner) + widest // 4
     vocab = model.head.outputs
-    return rows * row + min(samples, LOGIT_ROWS) * 4 * vocab + threads * SAMPLING_BYTES_PER_ID * vocab
+    screened = 0 if model.screen is None else model.hidden + model.hidden // 4 + vocab // 8
+    logits = min(samples, LOGIT_ROWS) * 4 * vocab + threads * SAMPLING_BYTES_PER_ID * vocab
+    return rows * row + samples * screened + logits
 
 
 def _scattered(values: Sequence[T], order: Sequence[int]) -> list[T]:
@@ -248,6 +254,8 @@ def _check(model: DecoderModel, layout: KVLayout) -> None:
         ]
     for matrix in (model.embedding, model.head):
         shapes.append((matrix, matrix.outputs, model.hidden))
+    if model.screen is not None:
+        model.screen.check(model.head)
     for matrix, outputs, inputs in shapes:
         if (matrix.outputs, matrix.inputs) != (outputs, inputs):
             raise ValueError(f"a matrix of {matrix.outputs} x {matrix.inputs} should be {outputs} x {inputs}")
@@ -277,6 +285,7 @@ def _model_struct(model: DecoderModel, layout: KVLayout) -> Any:
         model.inner,
         model.embedding.struct(),
         model.head.struct(),
+        ScreenStruct() if model.screen is None else model.screen.struct(),
         address(model.norm),
         address(model.cos_sin),
         model.norm_eps,

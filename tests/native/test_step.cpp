@@ -14,9 +14,17 @@ constexpr int64_t kInner = 24; // no whole run of 16: gate and up are padded to 
 // Every matrix of a model in its own memory, which ends where the matrix does.
 class Matrices {
   public:
-    Weights add(Team& team, Format format, int64_t outputs, int64_t inputs) {
-        std::vector<float> numbers(outputs * inputs);
+    std::vector<float> numbers(int64_t count) {
+        std::vector<float> numbers(size_t(count), 0.0f);
         for (float& number : numbers) number = (float(state_ = state_ * 1664525u + 1013904223u) / 4294967296.0f - 0.5f) / 3;
+        return numbers;
+    }
+
+    Weights add(Team& team, Format format, int64_t outputs, int64_t inputs) {
+        return add(team, format, outputs, inputs, numbers(outputs * inputs));
+    }
+
+    Weights add(Team& team, Format format, int64_t outputs, int64_t inputs, const std::vector<float>& numbers) {
         std::vector<Row> rows;
         for (int64_t row = 0; row < outputs; row++) rows.push_back({numbers.data() + row * inputs, Source::kF32, 0});
         Weights weights{format, 0, outputs, inputs, nullptr};
@@ -34,7 +42,7 @@ class Matrices {
 
 struct Model {
     Matrices matrices;
-    std::vector<float> norm, bias, cos_sin;
+    std::vector<float> norm, bias, cos_sin, screen_errors, screen_norms;
     std::vector<StepLayer> layers;
     StepModel model{};
 
@@ -57,9 +65,17 @@ struct Model {
             layers.push_back(layer);
         }
         const int64_t layer_bytes = 2 * heads.kv_heads * heads.head_elements() * (is_float ? 4 : 2);
-        Weights embedding = matrices.add(team, format, kVocab, hidden), head = embedding;
+        const std::vector<float> numbers = matrices.numbers(kVocab * hidden);
+        Weights embedding = matrices.add(team, format, kVocab, hidden, numbers), head = embedding;
         head.outputs = kVocab - 3;
-        model = {heads, 2, hidden, kInner, embedding, head, norm.data(), cos_sin.data(), 1e-5f, 0.25f,
+        Screen screen{};
+        if (format == Format::kF32 || format == Format::kBf16) {
+            screen_errors.resize(size_t(head.tiles() * kTileOutputs));
+            screen_norms.resize(screen_errors.size());
+            screen = {matrices.add(team, Format::kInt8, head.outputs, hidden, numbers), screen_errors.data(), screen_norms.data()};
+            measure_screen(team, head, screen.weights, screen_errors.data(), screen_norms.data());
+        }
+        model = {heads, 2, hidden, kInner, embedding, head, screen, norm.data(), cos_sin.data(), 1e-5f, 0.25f,
                  kPages, kPages * 2 * layer_bytes, 2 * layer_bytes, layer_bytes};
     }
 };
@@ -130,6 +146,8 @@ void test_step() {
                 Model model(format, 10, is_float);
                 std::vector<int32_t> alone = run(ops, model, 1);
                 CHECK(alone == run(ops, model, 3));
+                model.model.screen = {};
+                CHECK(alone == run(ops, model, 1));
                 CHECK(std::adjacent_find(alone.begin(), alone.end(), std::not_equal_to<>()) != alone.end());
             }
         }

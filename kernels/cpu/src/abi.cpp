@@ -78,3 +78,6 @@ void headrace_pack(Team* team, const Weights* to, const Row* rows, uint8_t* byte
     headrace::pack(*team, *to, rows, bytes);
 }
 void headrace_unpack_row(const Weights* weights, int64_t output, float* to) { headrace::unpack_row(*weights, output, to); }
+void headrace_measure_screen(Team* team, const Weights* exact, const Weights* screen, float* errors, float* norms) {
+    headrace::measure_screen(*team, *exact, *screen, errors, norms);
+}

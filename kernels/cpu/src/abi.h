@@ -3,11 +3,12 @@
 
 #include "ops.h"
 #include "pack.h"
+#include "screen_types.h"
 
 #define HEADRACE_API extern "C" __attribute__((visibility("default")))
 
 // Rises with every change of what crosses this border, so that a library and a package of different ages never meet.
-constexpr int32_t kAbiVersion = 1;
+constexpr int32_t kAbiVersion = 2;
 HEADRACE_API int32_t headrace_abi_version();
 
 // The operations for the instruction set called `name`, or null if this machine (or this build) has no such one.
@@ -41,4 +42,7 @@ HEADRACE_API int64_t headrace_packed_bytes(const headrace::Weights* weights);
 HEADRACE_API void headrace_struct_bytes(int64_t* weights, int64_t* row, int64_t* linear_job);
 HEADRACE_API void headrace_pack(headrace::Team* team, const headrace::Weights* to, const headrace::Row* rows,
                                 uint8_t* bytes);
+// What an 8-bit head can be off by: see screen_types.h. [tiles * 32] floats each.
+HEADRACE_API void headrace_measure_screen(headrace::Team* team, const headrace::Weights* exact,
+                                          const headrace::Weights* screen, float* errors, float* norms);
 HEADRACE_API void headrace_unpack_row(const headrace::Weights* weights, int64_t output, float* to);

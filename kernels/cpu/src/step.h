@@ -20,6 +20,7 @@
 #include "quantize.h"
 #include "rotary.h"
 #include "sampling.h"
+#include "screen.h"
 #include "step_state.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -81,11 +82,14 @@ template <class T> class StepWalk {
     void choose() {
         const StepWork& work = step_.work;
         if (work.greedy > 0) {
-            Best* best = step_.best.as<Best>() + worker_ * step_.best_stride;
-            std::fill_n(best, work.greedy, Best::none());
-            multiply_rows(model_.head, nullptr, {0, work.greedy}, sampled(0), KeepBest{best});
-            end(Phase::kHead);
-            if (worker_ == 0) choose_best();
+            const Format format = model_.head.format;
+            if (!model_.screen.weights.bytes) {
+                choose_greedy();
+            } else if (format == Format::kF32) {
+                choose_screened<F32, FormatF32>();
+            } else {
+                choose_screened<Bf16, FormatBf16>();
+            }
         }
         const int64_t vocab = model_.head.outputs;
         float* logits = step_.logits.as<float>();
@@ -176,16 +180,71 @@ template <class T> class StepWalk {
         step_.tokens[step_.work.greedy + row] = out.token;
     }
 
-    // The greatest of what the workers found of each row.
-    void choose_best() {
-        for (int64_t i = 0; i < step_.work.greedy; i++) {
-            Best best = Best::none();
-            for (int worker = 0; worker < team_.size(); worker++) {
-                const Best& one = step_.best.as<Best>()[worker * step_.best_stride + i];
-                best.take(one.value, one.index);
-            }
-            step_.tokens[i] = best.index;
+    // The greatest of what the workers found of a row.
+    Best best_of(const Memory& found, int64_t row) const {
+        Best best = Best::none();
+        for (int worker = 0; worker < team_.size(); worker++) {
+            const Best& one = found.as<Best>()[worker * step_.best_stride + row];
+            best.take(one.value, one.index);
         }
+        return best;
+    }
+
+    // What this worker finds of the greedy rows.
+    Best* own_best(const Memory& found) const {
+        Best* best = found.as<Best>() + worker_ * step_.best_stride;
+        std::fill_n(best, step_.work.greedy, Best::none());
+        return best;
+    }
+
+    void choose_best(const Memory& found) {
+        if (worker_ != 0) return;
+        for (int64_t row = 0; row < step_.work.greedy; row++) step_.tokens[row] = best_of(found, row).index;
+    }
+
+    void choose_greedy() {
+        multiply_rows(model_.head, nullptr, {0, step_.work.greedy}, sampled(0), KeepBest{own_best(step_.best)});
+        end(Phase::kHead);
+        choose_best(step_.best);
+    }
+
+    // As `choose_greedy` would, with most of the work done by the screen: see screen.h. `As` and `Of` are the head's.
+    template <class As, class Of> void choose_screened() {
+        const Weights &head = model_.head, &screen = model_.screen.weights;
+        const int64_t rows = step_.work.greedy, tiles = head.tiles();
+        const bool own = rows <= kOwnRows;
+        const Activations exact =
+            (own ? step_.own_inputs[size_t(worker_)] : step_.inputs).shaped(head.format, model_.hidden);
+        const Activations rounded =
+            (own ? step_.own_rounded[size_t(worker_)] : step_.rounded).shaped(screen.format, model_.hidden);
+        RowNorms* norms = step_.norms.as<RowNorms>() + (own ? worker_ * step_.best_stride : 0);
+        write_rows(own, rows, [&, source = sampled(0)](int64_t row) {
+            write_inputs(head, source(row), row, exact);
+            write_inputs(screen, source(row), row, rounded);
+            norms[row] = norms_of<As>(screen, row, exact, rounded);
+        });
+
+        float *most = step_.most.as<float>(), *least = step_.least.as<float>();
+        const KeepMost keep{&model_.screen, norms, most, rows, {own_best(step_.best)}};
+        linear(team_, member_, screen, rounded, rows, keep, kv_ahead_);
+        end(Phase::kHead);
+
+        Best* best = own_best(step_.exact_best);
+        for (int64_t row = team_.claim_one(); row < rows; row = team_.claim_one()) {
+            const int64_t likely = best_of(step_.best, row).index / kTileOutputs;
+            take_tile<Of>(head, exact, row, likely, best[row]);
+            least[row] = best[row].value;
+            most[likely * rows + row] = -std::numeric_limits<float>::infinity(); // it has been
+        }
+        end(Phase::kHead);
+
+        while (Range mine = team_.claim(member_, tiles)) {
+            for (int64_t tile = mine.begin; tile < mine.end; tile++) {
+                take_rows<Of>(head, exact, rows, tile, most + tile * rows, least, best);
+            }
+        }
+        end(Phase::kHead);
+        choose_best(step_.exact_best);
     }
 
     // Waits for all workers at the end of a phase.
@@ -257,17 +316,20 @@ template <class T> class StepWalk {
         const bool own = count <= kOwnRows;
         Activations to = own ? step_.own_inputs[worker_].shaped(weights.format, weights.inputs)
                              : step_.inputs.shaped(weights.format, weights.inputs, rows.begin);
-        if (own) {
-            for (int64_t row = 0; row < count; row++) write_inputs(weights, source(rows.begin + row), row, to);
-        } else {
-            while (Range mine = team_.claim(member_, count)) {
-                for (int64_t row = mine.begin; row < mine.end; row++) {
-                    write_inputs(weights, source(rows.begin + row), row, to);
-                }
-            }
-            end(Phase::kNorm);
-        }
+        write_rows(own, count, [&](int64_t row) { write_inputs(weights, source(rows.begin + row), row, to); });
         return to;
+    }
+
+    // Writes the inputs of a product, by each worker for itself or by all together.
+    template <class Write> void write_rows(bool own, int64_t count, const Write& write) {
+        if (own) {
+            for (int64_t row = 0; row < count; row++) write(row);
+            return;
+        }
+        while (Range mine = team_.claim(member_, count)) {
+            for (int64_t row = mine.begin; row < mine.end; row++) write(row);
+        }
+        end(Phase::kNorm);
     }
 
     Step& step_;

@@ -12,6 +12,7 @@ constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kLine = 64;
 constexpr int64_t kBestBytes = 8;
+constexpr int64_t kNormsBytes = 8;
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -70,8 +71,14 @@ Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t
     best = Memory(threads * best_stride * kBestBytes);
     sampling_ = Memory(threads * SamplingScratch::bytes(model.head.outputs));
     inputs = InputRows(most_rows, widest);
+    rounded = InputRows(most_rows, model.hidden);
+    most = Memory(most_rows * model.head.tiles() * int64_t(sizeof(float)));
+    least = Memory(most_rows * int64_t(sizeof(float)));
+    exact_best = Memory(threads * best_stride * kBestBytes);
+    norms = Memory(threads * best_stride * kNormsBytes);
     for (int worker = 0; worker < threads; worker++) {
         own_inputs.emplace_back(kOwnRows, widest);
+        own_rounded.emplace_back(kOwnRows, model.hidden);
         alone.push_back(std::make_unique<Team>(1));
     }
     shares = std::vector<StepShare>(size_t(threads));

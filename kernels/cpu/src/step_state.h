@@ -93,16 +93,19 @@ class Step {
 
     // Rows of the step. qkv holds floats; the turned queries take their place, as the type that attention reads.
     Memory residual, qkv, attended, gated, logits;
-    Memory best; // [threads][best_stride] the greatest logit of each row that a worker has seen
+    Memory best; // [threads][best_stride] the greatest logit, or estimate of one, that a worker has seen of each row
     const int64_t best_stride;
+    // Of greedy rows that go through a screen: [tiles][rows] the most that a logit can be, [rows] a logit that is certain,
+    // [threads][best_stride] what workers have seen of exact logits, and likewise how great the rows' inputs are.
+    Memory most, least, exact_best, norms;
     // Where a sample's row stands after the last attention, when the rows that aren't sampled have gone.
     int64_t sample_place(int64_t sample) const { return sample_place_[size_t(sample)]; }
     // What sampling keeps for each worker.
     void* sampling_memory(int worker) const {
         return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
     }
-    InputRows inputs;
-    std::vector<InputRows> own_inputs; // of each worker
+    InputRows inputs, rounded; // as the weights want them, and as the screen does
+    std::vector<InputRows> own_inputs, own_rounded; // of each worker
 
     // Seconds of worker 0 in each phase since they were last read, if anybody wants to know.
     bool timed = false;

@@ -3,6 +3,7 @@
 
 #include "attention_types.h"
 #include "sampling_types.h"
+#include "screen_types.h"
 #include "weights.h"
 
 namespace headrace {
@@ -28,6 +29,7 @@ struct StepModel {
     int64_t inner;
     Weights embedding;
     Weights head; // the embedding's again if the two are tied, cut to the ids that may be sampled
+    Screen screen;
     const float* norm;
     const float* cos_sin; // [positions, 2, head_size / 2]
     float norm_eps;
