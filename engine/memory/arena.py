@@ -26,7 +26,13 @@ class Arena:
         self.units = units
         size = units * UNIT_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        self._map = mmap.mmap(-1, size + UNIT_BYTES, flags=flags)
+        try:
+            self._map = mmap.mmap(-1, size + UNIT_BYTES, flags=flags)
+        except OSError as error:
+            raise MemoryError(
+                f"the system refuses {size // 2**20} MiB more: raise the limit of this process's memory (ulimit -v), "
+                "or take smaller weights (quantization) or a smaller kv_cache_bytes"
+            ) from error
         whole = np.frombuffer(self._map, np.uint8)
         self._begin = -whole.ctypes.data % UNIT_BYTES
         self.bytes: NDArray[np.uint8] = whole[self._begin : self._begin + size]
@@ -40,7 +46,7 @@ class Arena:
         """A range of `most_units` units to grow into, or of `units` if the system refuses so many addresses."""
         try:
             return cls(max(units, most_units))
-        except (OSError, OverflowError):
+        except (MemoryError, OverflowError):
             return cls(units)
 
     def decommit(self, first: int, count: int) -> None:

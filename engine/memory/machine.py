@@ -25,15 +25,21 @@ class DeviceMemory(NamedTuple):
 
 
 def host_memory(root: Path = ROOT) -> DeviceMemory:
-    """The host's memory within every limit that holds for this process: the machine's and its cgroups'."""
+    """The host's memory within every limit that holds for this process: the machine's, its cgroups' and its own."""
     used = resident_bytes(root)
     free = min([_available_bytes(root), *_cgroup_free_bytes(root)])
+    addresses = _most_address_bytes(root)
+    if addresses is not None:
+        free = min(free, addresses - _status(root, "VmSize"))
     return DeviceMemory(used + max(free, 0), used)
 
 
 def machine_bytes(root: Path = ROOT) -> int:
-    """All memory that this process could ever have: the machine's, or the least limit of its cgroups."""
+    """All memory that this process could ever have: the machine's, or the least limit of its cgroups and its own."""
     limits = [limit for limit, _ in _cgroups(root)]
+    addresses = _most_address_bytes(root)
+    if addresses is not None:
+        limits.append(addresses)
     return min([_meminfo(root, "MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *limits])
 
 
@@ -62,6 +68,16 @@ def trim_heap() -> None:
 def _available_bytes(root: Path) -> int:
     available = _meminfo(root, "MemAvailable")
     return available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _most_address_bytes(root: Path) -> int | None:
+    """The limit of this process's addresses (`ulimit -v`), which memory counts against; None if there is none."""
+    try:
+        lines = (root / "proc/self/limits").read_text().splitlines()
+    except OSError:
+        return None
+    soft = next((line.split()[3] for line in lines if line.startswith("Max address space")), "unlimited")
+    return int(soft) if soft.isdigit() else None
 
 
 def _meminfo(root: Path, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from engine.memory.arena import Arena
 from kernels.kv import UNIT_BYTES
+from tests.unit.kernels.isas import needs_library
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident memory from /proc")
 
@@ -77,3 +79,34 @@ def test_a_range_that_the_system_refuses_is_no_larger_than_needed() -> None:
     assert Arena.reserve(2, 2**40).units == 2
     assert Arena.reserve(2, 64).units == 64
     assert Arena.reserve(2, 1).units == 2
+
+
+LIMITED = """
+import resource, sys
+from engine import LLM
+from bench.endurance.random_model import write_random_model
+from pathlib import Path
+
+place = Path(sys.argv[1])
+model = write_random_model(place / "model")
+used = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, used + 2**29))
+for kv_cache_bytes in (2**24, 2**40):
+    with LLM(model, cache=place, device="cpu", threads=1, max_seq_len=64, kv_cache_bytes=kv_cache_bytes) as llm:
+        print(llm._engine._memory.budget.kv_bytes, llm.generate("hello")[0].finish_reason)
+try:
+    LLM(model, cache=place, device="cpu", threads=1, max_seq_len=512, page_size=2**24)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@needs_library
+def test_a_limit_of_the_process_is_kept_or_told_clearly(tmp_path: Path, python: str) -> None:
+    """It was overlooked: the budget spoke of the machine's memory, and the load ended with an OSError."""
+    told = subprocess.run(
+        [python, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    ).stdout.splitlines()
+    assert told[0] == "16777216 length"
+    assert 2**24 < int(told[1].split()[0]) < 2**29
+    assert told[2].startswith("NoRoom")

@@ -31,6 +31,19 @@ def test_the_process_has_what_it_uses_and_what_is_available(root: Path) -> None:
     assert machine_bytes(root) == 1000 * MiB
 
 
+def test_a_limit_of_the_process_itself_counts(root: Path) -> None:
+    """`ulimit -v` counts addresses, those that were reserved and never written too."""
+    put(root / "proc/self/status", f"VmSize:\t{300 * 1024} kB\nVmRSS:\t {50 * 1024} kB\n")
+    put(
+        root / "proc/self/limits",
+        f"Max cpu time unlimited unlimited\nMax address space         {450 * MiB} unlimited bytes\n",
+    )
+    assert host_memory(root) == DeviceMemory(200 * MiB, 50 * MiB)
+    assert machine_bytes(root) == 450 * MiB
+    put(root / "proc/self/limits", "Max address space         unlimited            unlimited            bytes\n")
+    assert host_memory(root).free_bytes == 600 * MiB
+
+
 def test_the_tightest_cgroup_above_the_process_counts(root: Path) -> None:
     put(root / "proc/self/cgroup", "0::/pods/one\n")
     top = root / "sys/fs/cgroup"
