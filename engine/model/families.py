@@ -78,10 +78,13 @@ def spec_from_hf(config: Config) -> ModelSpec:
         "context_len": int(config["max_position_embeddings"]),
         "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
         "tied_head": bool(config.get("tie_word_embeddings", False)),
-        "activation": _activation(config.get("hidden_act", "silu")),
     }
-    common["rope"] = read_rope(config, common["head_size"])
-    return ModelSpec(architecture=family.name, **(common | family.read(config)))
+    own = family.read(config)
+    if "activation" not in own:
+        own["activation"] = _activation(config.get("hidden_act", "silu"))
+    if "rope" not in own:
+        own["rope"] = read_rope(config, common["head_size"])
+    return ModelSpec(architecture=family.name, **(common | own))
 
 
 def _llama(config: Config) -> Fields:

@@ -81,6 +81,19 @@ class Probe:
         self.windows[call.layer] = call.attention.window
         return call.q.new_zeros(*call.q.shape[:2], call.v.shape[2])
 
+    def _check_reach(self, config: Any) -> None:
+        """Raise UnsupportedModel if a long context would be treated otherwise than the few tokens of a trial."""
+        types = dict(enumerate(getattr(config, "layer_types", None) or ()))
+        strange = set(types.values()) - {"full_attention", "sliding_attention"}
+        if strange or getattr(config, "attention_chunk_size", None) is not None:
+            raise UnsupportedModel(f"it attends in another way too: {', '.join(sorted(strange)) or 'in chunks'}")
+        local = [layer for layer, kind in types.items() if kind == "sliding_attention"]
+        if any(self.windows.get(layer) is None for layer in local):
+            raise UnsupportedModel("its code doesn't tell its attention how wide the window of a layer is")
+        ropes = rope_types(getattr(config, "rope_parameters", None))
+        if ropes & {"dynamic", "longrope"}:
+            raise UnsupportedModel("its rotary positions change with the length of the context, keys in pages can't")
+
     def spec(self, model: Any, directory: HFDirectory) -> ModelSpec:
         """The model's sizes. What makes its layers special stays the affair of its own code."""
         shapes = set(self.shapes.values())
@@ -88,6 +101,7 @@ class Probe:
             raise UnsupportedModel("its code attends without the function that was given to it")
         if len(shapes) > 1 or set(self.shapes) != set(range(len(self.shapes))):
             raise UnsupportedModel(f"its layers have different shapes, or not each its own: {self.shapes}")
+        self._check_reach(model.config.get_text_config())
         (shape,) = shapes
         windows = {window for window in self.windows.values() if window is not None}
         local = frozenset(layer for layer, window in self.windows.items() if window is not None)
@@ -107,6 +121,14 @@ class Probe:
             local_layers=local,
             local_window=max(windows, default=None),
         )
+
+
+def rope_types(parameters: Any) -> set[str]:
+    """The kinds of scaling in `rope_parameters`, which may hold some for each kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    nested = [rope_types(value) for value in parameters.values() if isinstance(value, dict)]
+    return {str(parameters.get("rope_type"))}.union(*nested)
 
 
 def register() -> None:

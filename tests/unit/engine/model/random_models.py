@@ -76,7 +76,11 @@ SIZES: dict[str, Any] = {
 }
 
 
-CLASSES = {"Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"), "GPT2": ("GPT2Config", "GPT2LMHeadModel")}
+CLASSES = {
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    "GPT2": ("GPT2Config", "GPT2LMHeadModel"),
+    "Llama4": ("Llama4TextConfig", "Llama4ForCausalLM"),
+}
 """Names of the configuration and the model where they don't follow from the family's."""
 
 

@@ -160,6 +160,11 @@ class TestGemma:
         assert (spec.embedding_scale, spec.activation, spec.post_norms) == (48.0, "gelu_tanh", True)
         assert (spec.window(0), spec.window(1)) == (4096, None)
 
+    def test_the_activation_that_old_files_of_gemma_name_is_not_the_one_it_has(self) -> None:
+        """https://github.com/huggingface/transformers/pull/29402"""
+        spec = hf(architectures=["GemmaForCausalLM"], hidden_act="gelu", head_dim=64)
+        assert (spec.activation, spec.norm_from_one, spec.post_norms) == ("gelu_tanh", True, False)
+
     def test_gemma3_with_eyes_is_read_for_its_text(self) -> None:
         spec = spec_from_hf(GEMMA3_4B)
         assert (spec.architecture, spec.hidden_size, spec.layers, spec.context_len) == ("gemma3", 2560, 34, 131_072)

@@ -96,6 +96,25 @@ def test_what_keeps_more_than_keys_and_values_is_refused(
         load_model(EngineConfig(str(path), cache=tmp_path, device="cpu", dtype="float32"))
 
 
+@pytest.mark.parametrize(
+    ("family", "config", "said"),
+    [
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "rotary positions"),
+        (
+            "Llama4",
+            {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 48, "pad_token_id": 0},
+            "chunk",
+        ),
+    ],
+)
+def test_what_a_trial_is_too_short_to_show_is_refused(
+    tmp_path: Path, family: str, config: dict[str, Any], said: str
+) -> None:
+    _, path = save_random_model(tmp_path, family, **config)
+    with pytest.raises(UnsupportedModel, match=f"nor can transformers' code serve it here: it.*{said}"):
+        load_model(EngineConfig(str(path), cache=tmp_path, device="cpu", dtype="float32"))
+
+
 def test_a_model_with_another_head_is_refused(tmp_path: Path) -> None:
     """transformers would give it a new head of random numbers."""
     _, path = save_random_model(tmp_path, "Llama")
