@@ -7,7 +7,7 @@ planned once for all layers that have the same window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,9 @@ from kernels.protocol import Attention, AttentionMetadata
 
 GROUP_COST_TOKENS = 200
 """One more group costs about as much as attending to this many padding tokens."""
+
+MOST_SCORES = 2**22
+"""Attention that is written out holds at most so many scores at once, a few times over in float32."""
 
 
 class PagedKV(NamedTuple):
@@ -185,8 +188,27 @@ def attend(q: Tensor, kv: PagedKV, meta: AttentionMetadata, attention: Attention
     for group in sight.decodes:
         _attend_decodes(q, kv, group, attention, out)
     for chunk in sight.chunks:
-        _attend_chunk(q, kv, chunk, attention, out)
+        for part in _parts(chunk, q.shape[1]) if _is_written_out(attention) else (chunk,):
+            _attend_chunk(q, kv, part, attention, out)
     return out
+
+
+def _parts(chunk: Chunk, heads: int) -> Iterator[Chunk]:
+    """The rows of a chunk in so small parts that the scores of one are few enough to be held."""
+    context, rows = len(chunk.context), chunk.end - chunk.start
+    mask = chunk.mask
+    if mask is None:
+        later = torch.ones(rows, context, dtype=torch.bool, device=chunk.context.device).triu(1)
+        mask = torch.zeros(rows, context, device=later.device).masked_fill_(later, float("-inf"))
+    step = max(1, MOST_SCORES // (heads * context))
+    for first in range(0, rows, step):
+        end = min(first + step, rows)
+        yield Chunk(chunk.start + first, chunk.start + end, chunk.context, mask[first:end])
+
+
+def _is_written_out(attention: Attention) -> bool:
+    """Torch's own operation knows neither caps nor sinks."""
+    return attention.soft_cap is not None or attention.sinks is not None
 
 
 def _attend_decodes(q: Tensor, kv: PagedKV, group: DecodeGroup, attention: Attention, out: Tensor) -> None:
@@ -231,19 +253,16 @@ def _weigh(
 ) -> Tensor:
     """Softmax-weighted values: queries [.., Q, D] over keys and values [.., C, D], with `sinks` [.., Q or 1, 1].
 
-    Torch's own operation knows neither caps nor sinks, so with them it is written out, in float32.
+    Written out, if it has to be, it is in float32.
     """
-    if attention.soft_cap is None and sinks is None:
+    if not _is_written_out(attention):
         return scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=causal, scale=attention.scale
         )
     scores = queries.float() @ keys.float().transpose(-1, -2) * attention.scale
     if attention.soft_cap is not None:
         scores = attention.soft_cap * torch.tanh(scores / attention.soft_cap)
-    if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
-    elif mask is not None:
+    if mask is not None:
         scores = scores + mask
     if sinks is not None:
         scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)

@@ -177,6 +177,16 @@ def test_variants_equal_the_formula(kernels: Kernels, variant: Attention, dtype:
     torch.testing.assert_close(got.double(), batch.expected(variant), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+def test_a_long_prompt_with_a_soft_cap_is_attended_in_parts(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernels.name != "reference":
+        pytest.skip("of the reference alone")
+    monkeypatch.setattr("kernels.reference_attention.MOST_SCORES", 4 * 90 * 7)
+    batch = Ragged([(60, 60), (60, 90), (1, 90)], 4, 2, 64, 16, torch.float32)
+    for variant in (VARIANTS["soft cap"], VARIANTS["all"]):
+        got = attend(kernels, batch, written(kernels, batch), variant)
+        torch.testing.assert_close(got.double(), batch.expected(variant), rtol=1e-5, atol=1e-5)
+
+
 def test_layers_of_different_windows_share_a_step(kernels: Kernels) -> None:
     batch = Ragged(MIXED, 4, 2, 64, 16, torch.float32)
     kv = written(kernels, batch)
