@@ -8,7 +8,7 @@ INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildca
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test faults soak quick check audit lint-fix bench-peers bench long-run sanitize $(SANITIZERS) redis-server
+.PHONY: help demo install test faults soak quick check gpu-check-offline audit lint-fix bench-peers bench long-run sanitize $(SANITIZERS) redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ check: $(VENV)/.tested ## Format, lint, types and import arrows
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+gpu-check-offline: $(VENV)/.tested ## Compile every Triton kernel for four GPUs that needn't be here, and print what each takes
+	$(BIN)/python -m kernels.triton.checks
 
 audit: $(VENV)/.audited ## Known vulnerabilities of the pinned dependencies; says so if nobody can be asked
 	.ci/audit $(BIN)/python

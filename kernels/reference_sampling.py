@@ -56,7 +56,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     counts = batch.logprobs or ()
     reporting = [row for row, count in enumerate(counts) if count >= 0]
     raw = logits[reporting] if reporting else None
-    _adjust(logits, batch)
+    adjust(logits, batch)
     chosen = logits.argmax(dim=-1)
     rows = [row for row in range(len(batch.temperature)) if not batch.is_greedy(row)]
     if rows:
@@ -65,16 +65,22 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     tokens: list[int] = chosen.tolist()
     if batch.forced is not None:
         tokens = [token if forced < 0 else forced for token, forced in zip(tokens, batch.forced, strict=True)]
-    if raw is None:
+    return report(raw, reporting, tokens, batch)
+
+
+def report(raw: Tensor | None, reporting: list[int], tokens: list[int], batch: SamplingBatch) -> Sampled:
+    """The chosen tokens [S], and what rows `reporting` report of their logits as they came, `raw`; None if none do."""
+    if raw is None or batch.logprobs is None:
         return Sampled(tokens)
+    counts = batch.logprobs
     logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
     found = _report(raw, [tokens[row] for row in reporting], [counts[row] for row in reporting])
-    for row, report in zip(reporting, found, strict=True):
-        logprobs[row] = report
+    for row, each in zip(reporting, found, strict=True):
+        logprobs[row] = each
     return Sampled(tokens, logprobs)
 
 
-def _adjust(logits: Tensor, batch: SamplingBatch) -> None:
+def adjust(logits: Tensor, batch: SamplingBatch) -> None:
     """Write what changes the rows' logits, and their bans, into `logits`."""
     for row, adjustment in enumerate(batch.adjust or ()):
         if adjustment is not None:

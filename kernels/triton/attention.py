@@ -84,7 +84,7 @@ def _decode(
         HEADS=heads, GROUP=heads // layout.kv_heads, D=size, BLOCK_D=block, PAGE=layout.page_size,
         BLOCK_M=max(tile.rows, triton.next_power_of_2(heads // layout.kv_heads)), BLOCK_N=tile.columns, SPLIT=split,
         UNIT=kv.unit, WINDOW=variant.has_window, SOFT_CAP=variant.has_soft_cap, SCALED=kv.is_scaled,
-        PRECISION=_precision(q, architecture), num_warps=tile.warps, num_stages=tile.stages,
+        PRECISION=configs.precision(architecture, q.dtype), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     combine_kernel[requests, heads](
         out, sums, tops, totals, _sinks(attention, tops), meta.query_start, meta.context_len, variant.window, splits,
@@ -109,19 +109,9 @@ def _prefill(
         requests,
         HEADS=heads, GROUP=group, D=size, BLOCK_D=triton.next_power_of_2(size), PAGE=layout.page_size, BLOCK_M=rows,
         BLOCK_N=tile.columns, UNIT=kv.unit, WINDOW=variant.has_window, SOFT_CAP=variant.has_soft_cap,
-        SINKS=attention.sinks is not None, SCALED=kv.is_scaled, PRECISION=_precision(q, architecture),
+        SINKS=attention.sinks is not None, SCALED=kv.is_scaled, PRECISION=configs.precision(architecture, q.dtype),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-
-
-def _precision(q: Tensor, architecture: Architecture) -> str:
-    """float32 is multiplied as float32: the ten bits of tf32 are none, three products of them are.
-
-    NVIDIA's matrix units have no other way, and without them the kernels would spill.
-    """
-    if q.dtype != torch.float32:
-        return "tf32"
-    return "ieee" if architecture == "gfx942" else "tf32x3"
 
 
 def _sinks(attention: Attention, unread: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
+
 Architecture = Literal["sm_80", "sm_90", "sm_100", "gfx942"]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 SHARED_BYTES: dict[Architecture, int] = {
@@ -61,12 +63,41 @@ def prefill(architecture: Architecture, head_size: int, element_bytes: int) -> T
         return Tile(64, 32, 4, 1)
     if architecture == "sm_80":
         return Tile(64, 32, 8 if wide else 4, 3 if wide else 5)
+    if architecture == "sm_100" and head_size <= 64:
+        return Tile(128, 32, 8, 5)
     return Tile(128, 32 if wide else 64, 8, 3 if wide else 5)
+
+
+def linear(architecture: Architecture, rows: int, element_bytes: int, bits: int) -> Tile:
+    """For products of `rows` rows with quantised weights: a step of its loop is one group of inputs."""
+    if element_bytes == 4:
+        return Tile(16, 32, 4, 2)
+    if rows <= 16:
+        warps = 2 if bits == 4 else 4  # so that a thread loads 16 bytes of the weight at once
+        return Tile(16, 64, warps, 2) if architecture == "gfx942" else Tile(16, 32, warps, 4)
+    if rows <= 64 or architecture == "gfx942":
+        return Tile(64, 64, 4, 2 if architecture == "gfx942" else 3)
+    return Tile(128, 64, 8, 3)
+
+
+def lora(architecture: Architecture) -> Tile:
+    """For adapters: rows of a tile, and inputs or outputs that it takes at once."""
+    return Tile(16, 64, 2, 2) if architecture == "gfx942" else Tile(16, 64, 4, 3)
+
+
+def precision(architecture: Architecture, dtype: torch.dtype) -> str:
+    """How matrix units multiply: float32 as float32, which the ten bits of tf32 aren't and three such products are.
+
+    NVIDIA's have no other way, and without them the kernels would spill.
+    """
+    if dtype != torch.float32:
+        return "tf32"
+    return "ieee" if architecture == "gfx942" else "tf32x3"
 
 
 ROTARY_HEADS = 32
 """Heads, of all tokens in a row, that a program of rotation handles."""
-GATED_BLOCK = 1024
+GATED_BLOCK = 2048
 """Columns of a row that a program of a gated activation handles."""
 COPY_BLOCK = 4096
 """Words of 4 bytes that a program of a page copy handles."""

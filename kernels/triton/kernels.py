@@ -10,9 +10,8 @@ from torch import Tensor
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference import TorchLinear
-from kernels.reference_sampling import sample
 from kernels.sampling import Sampled, SamplingBatch
-from kernels.triton import attention, rows
+from kernels.triton import attention, rows, sampling
 from kernels.triton.configs import Architecture
 from kernels.triton.kv import LayerKV, kv_views, places
 
@@ -72,4 +71,4 @@ class TritonKernels:
         rows.copy_pages(storage, layout, source, target)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
-        return sample(logits, batch)
+        return sampling.sample(logits, batch)

@@ -138,5 +138,5 @@ def _found(pattern: str, text: str) -> str:
 
 
 def _tool(name: str, *arguments: str) -> str:
-    command = [TOOLS / name, *arguments]
+    command = [str(TOOLS / name), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603

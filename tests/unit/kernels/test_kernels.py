@@ -34,3 +34,19 @@ def test_the_package_and_its_plain_parts_import_no_torch() -> None:
 
 def test_a_cpu_is_served() -> None:
     assert isinstance(get_kernels(torch.device("cpu")), ReferenceKernels)
+
+
+def test_a_gpu_is_served_by_triton_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert get_kernels(torch.device("cuda:0")).name == "triton"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert get_kernels(torch.device("cuda:0")).name == "reference"
+
+
+def test_triton_is_imported_for_a_gpu_alone() -> None:
+    code = (
+        "import sys, torch\nfrom kernels.registry import get_kernels\nget_kernels(torch.device('cpu'))\n"
+        "assert 'triton' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
