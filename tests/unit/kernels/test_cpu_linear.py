@@ -140,6 +140,20 @@ def test_of_equal_logits_the_first_is_best_whichever_worker_finds_it(isa: str) -
 
 
 @every_isa()
+def test_of_equal_logits_the_first_is_best_though_it_is_found_last(isa: str) -> None:
+    """A worker that helps another comes from later outputs to earlier ones: to the last of the other's segment."""
+    tiles, workers, inputs = 60, 5, 4096
+    rows = np.zeros((32 * tiles, inputs), np.float32)
+    firsts = [32 * tiles * worker // workers for worker in range(workers)]
+    rows[[firsts[1] - 1, *firsts[1:]], :8] = 1
+    x = np.ones((12, inputs), np.float32)
+    with Team(load(isa), workers) as team:
+        packed = packed_as(team, Format.F32, rows)
+        found = {at for _ in range(100) for at in linear(team, packed, x, Then.BEST)["index"].tolist()}
+    assert found == {firsts[1] - 1}
+
+
+@every_isa()
 @pytest.mark.parametrize("group", [32, 64])
 @pytest.mark.parametrize("inputs", [1, 15, 31, 32, 33, 64, 65, 576])
 def test_quantised_activations(isa: str, group: int, inputs: int) -> None:
