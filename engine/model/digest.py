@@ -14,10 +14,13 @@ REVISION_CHARS = 16
 
 
 def file_sha256(path: Path, cache: Path) -> str:
-    """The file's digest in hex; read again only if its size or time of change differs from the last time."""
+    """The file's digest in hex; read again only if its size or one of its times differs from the last time.
+
+    Whoever copies over a file may give it the old time of its content, but not that of its inode.
+    """
     stat = path.stat()
     place = str(path.resolve())
-    identity = [place, stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    identity = [place, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
     note = cache / "digests" / (hashlib.sha256(place.encode()).hexdigest()[:32] + ".json")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text())
