@@ -39,6 +39,8 @@ def load_model(config: EngineConfig) -> Model:
         return load_fake(config.model)
     ensure_ours()
     files = open_files(config)
+    if config.quantization == "gguf" and not isinstance(files, GGUFFile):
+        raise ValueError(f"quantization='gguf' keeps the blocks of a GGUF file, and {config.model} is none")
     if files.pooling is not None:
         config = replace(config, embeddings=True)
     if is_cpu(config.device):

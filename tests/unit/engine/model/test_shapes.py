@@ -109,6 +109,12 @@ def test_a_configuration_that_the_files_do_not_bear_out_is_refused(
         load(damaged(tmp_path / "model", **config), page_size)
 
 
+def test_blocks_are_kept_of_a_file_that_has_them(tmp_path: Path) -> None:
+    """It served the model in bfloat16, and called it `gguf`."""
+    with pytest.raises(ValueError, match="keeps the blocks of a GGUF file"):
+        load(damaged(tmp_path / "model"), 16, quantization="gguf")
+
+
 @pytest.mark.parametrize("page_size", SERVERS)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_no_numbers_are_noticed_before_the_first_request(
