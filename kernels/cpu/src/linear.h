@@ -19,11 +19,12 @@ constexpr int kGroupedRows = W == 16 ? 6 : 2; // and an integer sum beside it
 // Weights come from memory, and the core must ask for them early. Three cases, each the fastest of those measured:
 //   - few rows: bandwidth is all, and every second line is enough, since the hardware fetches lines in pairs;
 //   - one block of more rows: both lines, from further away;
-//   - several blocks of rows that pass by a tile: together they fetch the next tile, one line in each step, and then
-//     something else that is wanted soon.
+//   - several blocks of rows that pass by a tile: together they fetch the next tile, and then something else that is wanted
+//     soon. Integers make more steps of a tile, so that a line with each is enough.
 // All of it goes to the L2 cache. The L1 cache's few outstanding misses are left to the loads.
 constexpr int kFewRows = 5;
 constexpr int64_t kNearBytes = 4 * 1024, kFarBytes = 16 * 1024;
+template <class Of> constexpr int64_t kFetchedBytes = Of::kGrouped ? kLineBytes : 2 * kLineBytes; // with each step
 constexpr int64_t kCachedBytes = 512 * 1024; // of activations that pass by all tiles together: they stay in the L2 cache
 
 // From `at` on, a line is fetched with each step of so many groups.
@@ -53,8 +54,9 @@ template <class Of, int kRows, bool kAlone> struct Cursor {
 
     HEADRACE_INLINE void fetch() {
         if constexpr (!kAlone) {
-            prefetch(ahead);
-            ahead += kLineBytes;
+            HEADRACE_UNROLL
+            for (int64_t line = 0; line < kFetchedBytes<Of>; line += kLineBytes) prefetch(ahead + line);
+            ahead += kFetchedBytes<Of>;
         } else if constexpr (Of::kGrouped || kRows <= kFewRows) {
             prefetch(step + kNearBytes);
         } else {
@@ -162,7 +164,7 @@ template <class Of> struct Kernels {
 // are left, they ask for what is on its way already.
 template <class Of> void plan_fetches(const Weights& weights, int64_t tile, int64_t block, int64_t blocks, Ahead& also,
                                       Fetch* fetches) {
-    constexpr int64_t kGroupBytes = group_steps<Of>() * kLineBytes;
+    constexpr int64_t kGroupBytes = group_steps<Of>() * kFetchedBytes<Of>;
     const int64_t share = weights.tile_bytes() / blocks;
     const uint8_t* next = weights.tile(tile + 1) + block * share;
     int64_t left = weights.groups();
