@@ -48,14 +48,19 @@ def main() -> None:
 
 
 def measure_noop(rounds: int, jobs: int, patience_s: float) -> Part:
-    """Headrace and Celery take turns on one broker; the other one's worker is idle meanwhile."""
+    """Headrace with one worker and with two and Celery take turns; the others' workers are idle meanwhile."""
     part = Part()
     with (
         tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory,
         HeadraceJobs.running() as ours,
+        HeadraceJobs.running(workers=2) as two,
         CeleryJobs.running(ours.broker_url.removesuffix("/0") + "/1", Path(directory)) as theirs,
     ):
-        sides: dict[str, HeadraceJobs | CeleryJobs] = {"headrace-noop": ours, "celery-noop": theirs}
+        sides: dict[str, HeadraceJobs | CeleryJobs] = {
+            "headrace-noop": ours,
+            "headrace-noop-two": two,
+            "celery-noop": theirs,
+        }
         part.sides = {name: side.facts() for name, side in sides.items()}
         for number in range(-1, rounds):
             for name, side in sides.items():

@@ -68,7 +68,7 @@ def noop(part: Data) -> list[str]:
         "## Jobs that do nothing",
         "",
         f"{part['jobs']} jobs, from the first submission until each has its result in the database and its message is"
-        " acknowledged; both sides' ledgers are SQLite files, and both use one broker.",
+        " acknowledged; all ledgers are SQLite files.",
         "",
         *table(head, rows),
     ]

@@ -12,17 +12,18 @@ from typing import Any
 from celery import signals
 from celery.worker import strategy as celery_strategy
 from celery.worker.state import revoked, task_reserved
-from headrace.wire import TASK_GENERATE
+from headrace.wire import TASK_EMBED, TASK_GENERATE
 
 from worker.message import JobMessage
 
+OURS = (TASK_GENERATE, TASK_EMBED)
 Handler = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 def strategy(task: Any, app: Any, consumer: Any) -> Handler:
     """What handles this task's messages, for as long as a connection lasts."""
     by_celery: Handler = celery_strategy.default(task, app, consumer)
-    if task.name != TASK_GENERATE:
+    if task.name not in OURS:
         return by_celery
     events = consumer.event_dispatcher
     told = events and events.enabled and task.send_events

@@ -10,7 +10,6 @@ from celery import signals
 from celery.exceptions import Ignore
 
 from worker.failures import JobFailed
-from worker.run import run
 from worker.slot import Slot
 
 Traced = tuple[bool, Any, float]
@@ -24,10 +23,11 @@ def is_heard() -> bool:
 
 
 def trace(slot: Slot) -> Traced:
-    """Run the job in its greenlet."""
+    """Run the job's task in its greenlet."""
+    message = slot.message
     began_s = time.monotonic()
     try:
-        generation = run(slot, slot.message.args, slot.message.kwargs)
+        generation = message.task.run(*message.args, **message.kwargs)
     except (JobFailed, Ignore):
         return True, ExceptionInfo(), 0.0
     return False, repr(generation), time.monotonic() - began_s

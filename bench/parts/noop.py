@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,12 +17,14 @@ import psutil
 import redis
 import sqlalchemy as sa
 from headrace import JobRequest, JobStatus, Producer
+from headrace.wire import WORKER_KEY_PREFIX
 
 from bench.instance import instance, versions
 from bench.peers.place import ROOT
 from bench.results import Sample, SideResult
 from bench.side import SideFailed
 from cli.bringup import Stack
+from cli.services import child_environment
 from ledger import Ledger
 
 SLOTS = 64
@@ -51,18 +53,21 @@ class Spent:
 class HeadraceJobs:
     """A whole Headrace whose model is fake; a job asks it for no token."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, more_workers: Sequence[int] = ()) -> None:
         self._stack = stack
-        self._worker = psutil.Process(stack.supervisor.pids()["worker"])
+        self._workers = [psutil.Process(pid) for pid in (stack.supervisor.pids()["worker"], *more_workers)]
         self._ledger = Ledger(stack.at.database_url)
         self._broker = redis.Redis.from_url(stack.at.broker_url)
         self._ended = 0
 
     @classmethod
     @contextmanager
-    def running(cls) -> Iterator[HeadraceJobs]:
-        with instance(model_path=MODEL, max_num_seqs=SLOTS, kv_cache_bytes=64 * 2**20) as stack:
-            yield cls(stack)
+    def running(cls, workers: int = 1) -> Iterator[HeadraceJobs]:
+        with (
+            instance(model_path=MODEL, max_num_seqs=SLOTS, kv_cache_bytes=64 * 2**20) as stack,
+            ExitStack() as more,
+        ):
+            yield cls(stack, [more.enter_context(_another_worker(stack)) for _ in range(workers - 1)])
 
     @property
     def broker_url(self) -> str:
@@ -72,22 +77,49 @@ class HeadraceJobs:
         settings = {
             "model": MODEL,
             "max_num_seqs": SLOTS,
+            "workers": len(self._workers),
             "ledger": "SQLite",
             "submitted": "headrace.Producer.submit_many",
         }
-        return SideResult("Headrace: claim, engine, commit, result, acknowledgement", _facts(settings, versions()))
+        title = "Headrace: claim, engine, commit, result, acknowledgement"
+        if len(self._workers) > 1:
+            title += f"; {len(self._workers)} workers"
+        return SideResult(title, _facts(settings, versions()))
 
     def round(self, jobs: int) -> Spent:
         """Submit so many jobs, and wait until each is committed and acknowledged."""
         with Producer(self._stack.at.broker_url) as producer:
-            began_s, cpu_s = time.perf_counter(), cpu(self._worker)
+            began_s, cpu_s = time.perf_counter(), self._cpu_s()
             request = JobRequest(model=MODEL, prompt="x", max_tokens=0, stream=False, metadata={})
             producer.submit_many([request] * jobs)
             submitted_s = time.perf_counter() - began_s
             _await(lambda: self._ledger.counts().get(MODEL, {}).get(JobStatus.SUCCEEDED, 0) >= self._ended + jobs)
             _await(lambda: not self._broker.hlen("unacked"))
         self._ended += jobs
-        return Spent(time.perf_counter() - began_s, submitted_s, cpu(self._worker) - cpu_s)
+        return Spent(time.perf_counter() - began_s, submitted_s, self._cpu_s() - cpu_s)
+
+    def _cpu_s(self) -> float:
+        return sum(cpu(worker) for worker in self._workers)
+
+
+@contextmanager
+def _another_worker(stack: Stack) -> Iterator[int]:
+    """One more worker of the stack's model; gives its process id once it consumes."""
+    with redis.Redis.from_url(stack.at.broker_url) as broker:
+        ready = len(broker.keys(f"{WORKER_KEY_PREFIX}*")) + 1
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli", "worker"],
+            cwd=ROOT,
+            env={**os.environ, **child_environment(stack.settings, stack.at)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _await(lambda: len(broker.keys(f"{WORKER_KEY_PREFIX}*")) >= ready)
+            yield process.pid
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 class CeleryJobs:

@@ -74,7 +74,7 @@ def consumer() -> Iterator[Consumer]:
     state.reset_state()
 
 
-def message(job_id: str = "a", embed: dict[str, Any] | None = None, **headers: Any) -> Any:
+def message_of(job_id: str = "a", embed: dict[str, Any] | None = None, **headers: Any) -> Any:
     asked = Publication(job_id, "m", Priority.NORMAL, {"job_id": job_id})
     payload, _ = composed(app, job_id, asked.options(None))
     payload["headers"] |= headers
@@ -92,8 +92,8 @@ def receive(consumer: Consumer, made: Any, by: Callable[..., Any] = strategy) ->
 
 def test_a_job_is_announced_as_celery_announces_it(consumer: Consumer) -> None:
     by_celery = Consumer()
-    receive(by_celery, message(), celery_strategy.default)
-    request = receive(consumer, message())
+    receive(by_celery, message_of(), celery_strategy.default)
+    request = receive(consumer, message_of())
     assert consumer.event_dispatcher.sent == by_celery.event_dispatcher.sent
     assert [kind for kind, _ in consumer.event_dispatcher.sent] == ["task-received"]
     assert request in state.reserved_requests
@@ -102,7 +102,7 @@ def test_a_job_is_announced_as_celery_announces_it(consumer: Consumer) -> None:
 
 @pytest.mark.parametrize("name", ["callbacks", "errbacks", "chain", "chord"])
 def test_what_follows_a_job_is_celerys(consumer: Consumer, name: str) -> None:
-    receive(consumer, message(embed={name: [{"task": "x"}]}))
+    receive(consumer, message_of(embed={name: [{"task": "x"}]}))
     assert consumer.pool.ways == ["Celery's"]
 
 
@@ -114,10 +114,10 @@ def test_tools_that_listen_are_told_by_celery(consumer: Consumer, name: str) -> 
     assert not is_heard()
     signal.connect(listen)
     try:
-        receive(consumer, message())
+        receive(consumer, message_of())
     finally:
         signal.disconnect(listen)
-    receive(consumer, message())
+    receive(consumer, message_of())
     assert consumer.pool.ways == ["Celery's", "ours"]
 
 
@@ -136,23 +136,23 @@ def test_a_rate_limit_is_kept(consumer: Consumer) -> None:
     limited: list[Any] = []
     consumer.task_buckets[TASK] = "a bucket"
     consumer._limit_task = lambda request, bucket, tokens: limited.append(bucket)  # type: ignore[assignment]
-    made = message()
+    made = message_of()
     strategy(app.tasks[TASK], app, consumer)(made, None, made.ack_log_error, made.reject_log_error, [])
     assert (limited, consumer.pool.ways) == (["a bucket"], [])
 
 
 def test_a_revocation_is_noted(consumer: Consumer) -> None:
     state.revoked.add("a")
-    assert receive(consumer, message("a")).revocation.reason == "revoked"
-    assert receive(consumer, message("b")).revocation is None
-    expired = receive(consumer, message("c", expires="2020-01-01T00:00:00+00:00"))
+    assert receive(consumer, message_of("a")).revocation.reason == "revoked"
+    assert receive(consumer, message_of("b")).revocation is None
+    expired = receive(consumer, message_of("c", expires="2020-01-01T00:00:00+00:00"))
     assert expired.revocation.expired
 
 
 def test_a_success_is_told_and_acknowledged(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledged: list[Any] = []
     monkeypatch.setattr(Request, "acknowledge", lambda one: acknowledged.append(one))
-    request = receive(consumer, message())
+    request = receive(consumer, message_of())
     request.on_accepted(1, 0.0)
     request.on_success((False, "3 tokens", 0.5))
     assert consumer.event_dispatcher.sent[-1] == ("task-succeeded", {"uuid": "a", "result": "3 tokens", "runtime": 0.5})
@@ -162,12 +162,12 @@ def test_a_success_is_told_and_acknowledged(consumer: Consumer, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("failure", [JobFailed("engine_error: why"), Revoked("revoked")])
-def test_how_a_job_failed_is_handed_on(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+def test_how_a_job_failed_is_handed_on(failure: Exception) -> None:
     def run(*_: Any) -> None:
         raise failure
 
-    monkeypatch.setattr("worker.trace.run", run)
-    failed, info, _ = trace(SimpleNamespace(message=SimpleNamespace(args=[], kwargs={})))  # type: ignore[arg-type]
+    message = SimpleNamespace(args=[], kwargs={}, task=SimpleNamespace(run=run))
+    failed, info, _ = trace(SimpleNamespace(message=message))  # type: ignore[arg-type]
     assert failed
     assert getattr(info.exception, "exc", info.exception) is failure
 
