@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ RETRY_FOR_S = 5.0
 """No further attempt of a transaction is begun after this long."""
 BUSY_TIMEOUT_S = 5.0
 """How long SQLite waits for another writer in one attempt."""
+LOOK_MS = 2
+"""How long it waits at a stretch: after that it is asked again."""
 
 _PG_TRANSIENT = frozenset({"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "25006"})
 """Serialisation, deadlock, lock and statement timeout, shutdown and start-up, a server that only reads (a standby)."""
@@ -86,10 +89,31 @@ def _sqlite_engine(url: URL, busy_timeout_s: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        reads = connection.get_execution_options().get("reads", False)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        if connection.get_execution_options().get("reads", False):
+            connection.exec_driver_sql("BEGIN")
+        else:
+            _await_turn(connection, busy_timeout_s)
 
     return engine
+
+
+def _await_turn(connection: Connection, within_s: float) -> None:
+    """Begin to write. SQLite would look for its one lock less and less often, in the end ten times a second."""
+    give_up_s = time.monotonic() + within_s
+    driver: Any = connection.connection.driver_connection
+    driver.execute(f"PRAGMA busy_timeout = {LOOK_MS}")
+    try:
+        while time.monotonic() < give_up_s:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    break
+            else:
+                return
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # what it raises is SQLAlchemy's
+    finally:
+        driver.execute(f"PRAGMA busy_timeout = {int(within_s * 1000)}")
 
 
 def transient(error: DBAPIError) -> bool:

@@ -18,6 +18,7 @@ from headrace.wire import celery_config, queue_name, worker_key
 from kombu.entity import Queue
 
 from settings import Settings, get_settings
+from worker import garbage
 
 POOL = "worker.pool:EnginePool"
 SILENCE_S = 3.0
@@ -84,8 +85,10 @@ def _quieten(loglevel: int | None, **_: Any) -> None:
 
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]  # Celery has no types
-def _name_node(instance: Any, **_: Any) -> None:
-    """A node that wasn't named is called after its model; the second one on a host gets a number."""
+def _prepare(instance: Any, **_: Any) -> None:
+    """Before anything is loaded. A node that wasn't named is called after its model; the second one on a host gets a
+    number."""
+    garbage.postpone()
     if instance.hostname == f"celery@{gethostname()}":
         instance.hostname = free_node_name(get_settings())
 

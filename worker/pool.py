@@ -28,6 +28,7 @@ from kombu.asynchronous import get_event_loop
 
 from engine.request import EngineRequest, RequestOutput
 from settings import get_settings
+from worker import garbage
 from worker.gate import Gate
 from worker.liveness import Liveness
 from worker.message import JobMessage
@@ -89,6 +90,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         self.limit = min(self.limit, self.services.max_num_seqs)
         self.services.engine.set_max_num_seqs(self.limit)
         sys.setswitchinterval(SWITCH_S)
+        garbage.resume()
         signals.worker_shutting_down.connect(self._on_signal, weak=False)
         signals.worker_process_init.send(sender=None)
 
