@@ -328,6 +328,10 @@ class LedgerProtocol(Protocol):
         """
         ...
 
+    def revocations(self, limit: int) -> list[Dispatch]:
+        """The revocations among those rows, without taking them: they can't wait for anybody's turn to write."""
+        ...
+
     def sent(self, ids: Sequence[int]) -> None:
         """The broker has taken these: revocations are done with, jobs wait in its windows until they are claimed."""
         ...

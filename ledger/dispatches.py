@@ -26,16 +26,25 @@ HOLD_S = 3.0
 _MAX_BACKOFF_S = 60.0
 
 
+_MESSAGES = (
+    select(OutboxRow.id, OutboxRow.topic, OutboxRow.line, OutboxRow.job_id, JobRow.model, JobRow.priority, JobRow.fence)
+    .join(JobRow, JobRow.id == OutboxRow.job_id)
+    .where(OutboxRow.due_at <= db_now(), OutboxRow.sent_at.is_(None))
+)
+_REVOCATIONS = _MESSAGES.where(OutboxRow.line.is_(None), OutboxRow.topic == Topic.REVOKE)
+
+
+def revocations(connection: Connection, limit: int) -> list[Dispatch]:
+    """What is to be stopped, the oldest first. It is nobody's own: to be told twice stops nothing else."""
+    rows = connection.execute(_REVOCATIONS.order_by(OutboxRow.due_at, OutboxRow.id).limit(limit))
+    return [Dispatch(row.id, row.topic, row.job_id, row.model, row.priority, row.fence) for row in rows]
+
+
 def take(connection: Connection, ids: Sequence[int]) -> list[Dispatch]:
     """Take those of the messages that are still to be sent, in the order of `ids`: no other relay sees them for
     `HOLD_S`."""
     taken = connection.execute(
-        select(
-            OutboxRow.id, OutboxRow.topic, OutboxRow.line, OutboxRow.job_id, JobRow.model, JobRow.priority, JobRow.fence
-        )
-        .join(JobRow, JobRow.id == OutboxRow.job_id)
-        .where(OutboxRow.id.in_(ids), OutboxRow.due_at <= db_now(), OutboxRow.sent_at.is_(None))
-        .with_for_update(of=OutboxRow, skip_locked=True)
+        _MESSAGES.where(OutboxRow.id.in_(ids)).with_for_update(of=OutboxRow, skip_locked=True)
     ).all()
     if taken:
         held = update(OutboxRow).where(OutboxRow.id.in_([row.id for row in taken]))

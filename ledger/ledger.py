@@ -152,6 +152,9 @@ class Ledger(LedgerProtocol):
         turns = self._database.read(lambda c: lines.turns(c, limit, windows))
         return self._database.write(lambda c: dispatches.take(c, turns)) if turns else []
 
+    def revocations(self, limit: int) -> list[Dispatch]:
+        return self._database.read(lambda c: dispatches.revocations(c, limit))
+
     def raise_aged(self, aging_s: float, windows: Windows = DEFAULT_WINDOWS) -> int:
         return self._database.write(lambda c: lines.raise_aged(c, aging_s, windows))
 

@@ -128,13 +128,17 @@ class Relay:
             self._thread.join(timeout_s)
 
     def drain(self) -> int:
-        """Send everything whose turn it is. Returns how many rows that was."""
+        """Send everything whose turn it is, and first of all what is to be stopped. Returns how many rows that was."""
         count = 0
+        while revocations := self._ledger.revocations(_BATCH):
+            self._publisher.revoke(revocations)
+            self._ledger.sent([row.id for row in revocations])
+            count += len(revocations)
         while rows := self._ledger.outbox(_BATCH, self._windows):
             if publications := [row for row in rows if row.topic is Topic.PUBLISH]:
                 self._publisher.publish(publications)
-            if revocations := [row for row in rows if row.topic is Topic.REVOKE]:
-                self._publisher.revoke(revocations)
+            if late := [row for row in rows if row.topic is Topic.REVOKE]:
+                self._publisher.revoke(late)
             self._ledger.sent([row.id for row in rows])
             count += len(rows)
         return count

@@ -136,6 +136,7 @@ def methods(ledger: Ledger) -> Iterator[tuple[str, Method]]:
     yield "submit", lambda: ledger.submit(request)
     yield "claim 64 raw, commit", claim_and_commit
     yield "send a window, claim 64", relay
+    yield "revocations", lambda: ledger.revocations(500)
     yield "reap", lambda: ledger.reap(500)
     yield "backlog", ledger.backlog
     yield "drains", lambda: ledger.drains(["a", "b"])

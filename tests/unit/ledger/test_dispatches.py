@@ -37,6 +37,18 @@ def test_the_outbox_gives_revocations_and_then_the_oldest_jobs_with_what_routing
     ]
 
 
+def test_what_is_to_be_stopped_is_taken_by_nobody(ledger: Ledger, desk: Any) -> None:
+    desk.queued()
+    lease = desk.running(model="b")
+    ledger.request_cancel([lease.job_id])
+    [told], again = ledger.revocations(10), ledger.revocations(10)
+    assert (told.topic, told.job_id, told.fence) == (Topic.REVOKE, lease.job_id, lease.fence)
+    assert again == [told]
+    ledger.sent([told.id])
+    assert ledger.revocations(10) == []
+    assert [row.topic for row in ledger.outbox(10)] == [Topic.PUBLISH]
+
+
 def test_rows_that_one_relay_took_are_not_anothers(ledger: Ledger, desk: Any) -> None:
     ids = [desk.queued() for _ in range(5)]
     taken, rest = ledger.outbox(3), ledger.outbox(10)
