@@ -35,7 +35,7 @@ class _Ids(TypeDecorator[Sequence[str]]):
         return dialect.type_descriptor(Text() if dialect.name == "sqlite" else ARRAY(Text))
 
     def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> Any:
-        ids = list(value or ())
+        ids = [_plain(job_id) for job_id in value or ()]
         return to_json(ids).decode() if dialect.name == "sqlite" else ids
 
 
@@ -90,10 +90,11 @@ class _Compiled:
     def __init__(self, statement: ClauseElement, dialect: Dialect) -> None:
         compiled: Any = statement.compile(dialect=dialect)
         self.text = str(compiled)
-        self._names: list[str] = compiled.positiontup if compiled.positional else list(compiled.binds)
+        self._names: list[str] = compiled.positiontup if compiled.positional else list(compiled.params)
         self._by_place = compiled.positional
         self._constants = dict(compiled.params)
-        found = ((place, encoder(compiled.binds[name].type, dialect)) for place, name in enumerate(self._names))
+        types = {name: bind.type for bind, name in compiled.bind_names.items()}
+        found = ((place, encoder(types[name], dialect)) for place, name in enumerate(self._names))
         self._encoders = [(place, encode) for place, encode in found if encode is not None]
 
     def parameters(self, rows: Sequence[Mapping[str, Any]]) -> Any:
