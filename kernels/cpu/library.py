@@ -45,6 +45,8 @@ class Team:
         self.library = library
         self.threads = threads
         self.handle = ctypes.c_void_p(library.cdll.headrace_team_create(threads))
+        if not self.handle:
+            raise RuntimeError(f"this process can't start {threads} threads: ask for fewer, or allow it more")
 
     def close(self) -> None:
         """End the threads; a second call does nothing."""

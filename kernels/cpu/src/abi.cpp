@@ -25,7 +25,13 @@ const Ops* headrace_ops(const char* name) {
     return std::strcmp(name, "portable") ? nullptr : &headrace::portable::ops;
 }
 
-Team* headrace_team_create(int threads) { return new Team(threads); }
+Team* headrace_team_create(int threads) {
+    try {
+        return new Team(threads);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
 void headrace_team_destroy(Team* team) { delete team; }
 
 void headrace_float_to_bf16(const Ops* ops, const float* from, uint16_t* to, int64_t count) {

@@ -14,6 +14,7 @@ HEADRACE_API int32_t headrace_abi_version();
 // The operations for the instruction set called `name`, or null if this machine (or this build) has no such one.
 HEADRACE_API const headrace::Ops* headrace_ops(const char* name);
 
+// Null if the system doesn't start so many threads.
 HEADRACE_API headrace::Team* headrace_team_create(int threads);
 HEADRACE_API void headrace_team_destroy(headrace::Team* team);
 

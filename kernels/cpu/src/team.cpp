@@ -46,10 +46,17 @@ void Gate::advance() {
 }
 
 Team::Team(int size) : size_(std::max(1, size)), claimed_(size_t(size_)) {
-    for (int worker = 1; worker < size_; worker++) threads_.emplace_back([this, worker] { work(worker); });
+    try {
+        for (int worker = 1; worker < size_; worker++) threads_.emplace_back([this, worker] { work(worker); });
+    } catch (...) {
+        leave();
+        throw;
+    }
 }
 
-Team::~Team() {
+Team::~Team() { leave(); }
+
+void Team::leave() {
     leaving_ = true;
     start_.advance();
     for (std::thread& thread : threads_) thread.join();

@@ -44,6 +44,7 @@ struct Range {
 // with one claimed operation between two barriers.
 class Team {
   public:
+    // Throws what std::thread or memory does; the threads that were started have ended by then.
     explicit Team(int size);
     ~Team();
     Team(const Team&) = delete;
@@ -73,6 +74,7 @@ class Team {
     using Erased = void (*)(const void* body, int worker);
     void run_erased(Erased call, const void* body);
     void work(int worker);
+    void leave();
     void unclaim();
 
     // How much of a segment is claimed.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels.cpu import convert, library
-from tests.unit.kernels.isas import every_isa
+from tests.unit.kernels.isas import every_isa, needs_library
 
 LENGTHS = [*range(1, 34), 257]
 
@@ -111,6 +111,32 @@ def test_a_team_closes_twice_and_refuses_no_threads(isa: str) -> None:
     assert not team.handle
     with pytest.raises(ValueError, match="at least one thread"):
         library.Team(library.load(isa), 0)
+
+
+@needs_library
+def test_more_threads_than_the_system_starts_are_refused_and_those_started_end() -> None:
+    """An exception of the library's would end the process. Fewer threads work afterwards."""
+    program = """
+import resource, threading
+from kernels.cpu.library import Team, load
+resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+try:
+    Team(load(), 1000)
+except RuntimeError as error:
+    print(error)
+with open("/proc/self/status") as status:
+    print([line.split()[1] for line in status if line.startswith("Threads")])
+with Team(load(), 2):
+    print("two")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert run.stdout.splitlines() == [
+        "this process can't start 1000 threads: ask for fewer, or allow it more",
+        "['1']",
+        "two",
+    ], run.stderr
 
 
 def test_importing_the_package_loads_neither_torch_nor_the_library() -> None:
