@@ -15,7 +15,7 @@ from kernels.cpu import library
 from kernels.cpu.library import Team
 from kernels.cpu.sampling import Sampler
 from kernels.reference_sampling import sample
-from kernels.sampling import Adjustment, Sampled, SamplingBatch
+from kernels.sampling import Adjustment, Sampled, SamplingBatch, uniform
 from tests.unit.kernels.isas import every_isa
 
 
@@ -116,6 +116,21 @@ def test_cuts_far_behind_the_head_follow_the_reference(isa: str) -> None:
     order = np.argsort(-logits, axis=1, kind="stable")
     places = [int((order[row] == token).argmax()) for row, token in enumerate(got)]
     assert sum(place > 1024 for place in places) > rows // 2
+
+
+@every_isa()
+def test_a_place_among_the_first_of_a_wide_nucleus(isa: str) -> None:
+    """The cut lies far behind the head, and what is drawn right behind the greatest value."""
+    vocab = 20_000
+    logits = np.random.default_rng(5).permutation(-5e-7 * np.arange(vocab)).astype(np.float32)
+    seeds = tuple(seed for seed in range(6000) if uniform(seed, 3) < 0.01)
+    rows = len(seeds)
+    batch = SamplingBatch((1.0,) * rows, (0,) * rows, (0.9,) * rows, (0.0,) * rows, seeds, (3,) * rows, ((),) * rows)
+    table = np.tile(logits, (rows, 1))
+    with Team(library.load(isa), 2) as team:
+        got = Sampler(team, vocab).sample(table, batch)
+    assert rows > 40
+    assert got.tokens == sample(torch.from_numpy(table), batch).tokens
 
 
 @every_isa()
