@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 ODD = "@/?#:[]%&=;+ \n\\'\"|^ß℀\0"
+PORT = "redis://broker:{}/0"
 secrets = st.text(st.sampled_from(ODD) | st.sampled_from("aZ19-._~") | st.characters(codec="utf-8"), max_size=12).map(
     lambda odd: f"Zq9{odd}Qz9"
 )
@@ -22,7 +23,7 @@ places = st.sampled_from(
         "rediss://user:{}@[::1]:6379/0",
         "redis://broker:6379/0?password={}",
         "redis://broker:6379/0?db=1&password={}&socket_timeout=5",
-        "redis://broker:{}/0",
+        PORT,
         "redis+socket://:{}@/run/redis.sock",
         "postgresql://user:{}@database:5432/name",
         "postgresql://user:{}@one:5432,two:5432/name?sslmode=require",
@@ -54,8 +55,11 @@ def canonical_or_traceback(url: str) -> str:
 @example("redis://:{}@broker:6379/0", "Zq9?password=Qz9")
 @example("redis://broker/0?password={}", "Zq9&x=Qz9")
 @example("redis://:{}@broker/0", "Zq9/x:y@zQz9")
+@example(PORT, "Zq9@Qz9")
 def test_a_password_is_never_shown(place: str, secret: str) -> None:
     for written in (secret, quote(secret, safe=""), quote_plus(secret)):
+        if place == PORT and "@" in written:  # a user, a password and a host: nothing says that it is otherwise
+            continue
         url = place.format(written)
         assert not shows(masked(url))
         kept = canonical_or_traceback(url)
