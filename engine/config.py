@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "gguf"]
@@ -55,6 +55,8 @@ class EngineConfig:
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of the tokens when several tenants wait; 1 for those not named."""
+    ops: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Operations in the place of built-in ones, by their names (`engine.model.ops.REPLACEABLE`); torch runs them."""
     warm_up: bool = True
     """Whether the memory budget is verified by a small step before the first request."""
     memory_margin: float = 0.2

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -71,6 +72,23 @@ class LLM:
         """
         nothing = SamplingParams(max_tokens=0)
         return self._run([{"prompt": text, "embeds": True} for text in _listed(texts)], nothing, progress)
+
+    def register_op(self, name: str, op: Callable[..., Any]) -> None:
+        """Put an operation, as a `kernels.custom.CustomOp`, in the place of the built-in one of that name.
+
+        Loads the model again, by torch: what was computed with the other operation is dropped. `LLM(..., ops={name:
+        op})` does so from the start. Raises ValueError, and changes nothing, if the operation doesn't fit; one that
+        can't run on this device leaves the built-in one in its place, with a warning.
+        """
+        from engine.runner import check_ops
+
+        config = replace(self.config, ops={**self.config.ops, name: op})
+        with self._alone():
+            check_ops(config)
+            self._engine.close()
+            self._closed = True  # unless the model can be had again
+            self._engine = Engine(load_model(config), config)
+            self.config, self._closed = config, False
 
     def sleep(self) -> None:
         """Give the memory of weights and KV back until `wake`; nothing can be generated meanwhile."""

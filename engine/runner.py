@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
+from engine.fake import is_fake
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import KVStorage
 from engine.model import ModelFiles, open_files, open_weights, revision, spec_of
@@ -20,6 +21,7 @@ from engine.model.assembly import build_weights
 from engine.model.decoder import Decoder
 from engine.model.foreign import ForeignDecoder, load_foreign
 from engine.model.gguf_file import GGUFFile
+from engine.model.ops import usable_ops
 from engine.model.spec import ForeignModel
 from engine.pooling import DEFAULT_POOLING
 from engine.torch_storage import TorchStorage
@@ -198,6 +200,8 @@ def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, de
     except ForeignModel as reason:
         if isinstance(files, GGUFFile):
             raise
+        if config.ops:
+            raise ValueError(f"no operation of {config.model} can be replaced: {reason}") from reason
         return load_foreign(config, files, reason, kernels, dtype, device)
     weights = build_weights(
         spec,
@@ -207,8 +211,23 @@ def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, de
         device=device,
         vocab_size=files.text.vocab_size,
         positions=min(spec.context_len, config.max_seq_len),
+        ops=usable_ops(config.ops, spec, dtype, device),
     )
     return Decoder(spec, weights, kernels, dtype)
+
+
+def check_ops(config: EngineConfig) -> None:
+    """Raise ValueError if `config.ops` don't fit the model that it names; reads no weights."""
+    if is_fake(config.model):
+        raise ValueError("the fake model has no operations that could be replaced")
+    if config.quantization != "none":
+        raise ValueError(f"custom operations need torch, which has no quantization={config.quantization!r}")
+    try:
+        spec = spec_of(config, open_files(config))
+    except ForeignModel as reason:
+        raise ValueError(f"no operation of {config.model} can be replaced: {reason}") from reason
+    device = choose_device(config.device)
+    usable_ops(config.ops, spec, choose_dtype(config.dtype, device), device)
 
 
 def choose_device(name: str) -> torch.device:

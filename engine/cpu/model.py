@@ -31,6 +31,8 @@ def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
     """Why the library can't serve this model in this configuration; None if it can."""
     if config.embeddings:
         return "it makes no embeddings"
+    if config.ops:
+        return "its operations can't be replaced"
     if config.dtype == "float16":
         return "it computes in bfloat16 or float32, and float16 is asked for"
     if config.page_size % PAGE_TOKENS:

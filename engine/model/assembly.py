@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.model.decoder import DecoderWeights, Layer
 from engine.model.mlp import MLP, Experts, GatedMLP, PlainMLP, gated, plain
 from engine.model.norms import LayerNorm, Norm, RMSNorm
+from engine.model.ops import Operation
 from engine.model.rotary import rotary_table_of
 from engine.model.spec import ModelSpec
 from engine.model.weights import StoredTensor, Weights
@@ -27,9 +28,13 @@ def build_weights(
     device: torch.device,
     vocab_size: int,
     positions: int,
+    ops: Mapping[str, Operation] | None = None,
 ) -> DecoderWeights:
-    """Read, fuse and pack all weights. The head is cut to `vocab_size` rows: padding ids are never sampled."""
-    parts = _Parts(spec, source, kernels, dtype, device)
+    """Read, fuse and pack all weights. The head is cut to `vocab_size` rows: padding ids are never sampled.
+
+    `ops` stand in the place of built-in operations.
+    """
+    parts = _Parts(spec, source, kernels, dtype, device, ops or {})
     embedding = parts.matrix("embedding")
     head = embedding if spec.tied_head else parts.matrix("head")
     tables = {
@@ -52,6 +57,7 @@ class _Parts:
     kernels: Kernels
     dtype: torch.dtype
     device: torch.device
+    ops: Mapping[str, Operation]
 
     def layer(self, i: int, cos_sin: Tensor) -> Layer:
         spec = self.spec
@@ -74,9 +80,9 @@ class _Parts:
         spec, bias = self.spec, self.spec.mlp_bias
         down = self.linear([f"{prefix}.down"], bias=bias)
         if not spec.gated:
-            return PlainMLP(plain(spec.activation), self.linear([f"{prefix}.up"], bias=bias), down)
+            return PlainMLP(plain(spec.activation, self.ops), self.linear([f"{prefix}.up"], bias=bias), down)
         gate_up = self.linear([f"{prefix}.gate", f"{prefix}.up"], bias=bias)
-        return GatedMLP(gated(spec.activation, self.kernels), gate_up, down)
+        return GatedMLP(gated(spec.activation, self.kernels, self.ops), gate_up, down)
 
     def experts(self, i: int) -> Experts:
         experts = self.spec.experts

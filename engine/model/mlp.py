@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.model.ops import Operation, gated_by, plain_by
 from engine.model.spec import Activation
 from kernels.protocol import Kernels, Linear
 
@@ -77,11 +78,12 @@ class Experts:
         return (weights / weights.sum(-1, keepdim=True) if self.normalised else weights), numbers
 
 
-def gated(activation: Activation, kernels: Kernels) -> Activate:
-    """The operation of a gated MLP."""
-    return {"silu": kernels.silu_and_mul, "gelu_tanh": kernels.gelu_and_mul}[activation]
+def gated(activation: Activation, kernels: Kernels, ops: Mapping[str, Operation]) -> Activate:
+    """The operation of a gated MLP: one of `ops` (`engine.model.ops`), else the built-in one."""
+    return gated_by(ops, activation) or {"silu": kernels.silu_and_mul, "gelu_tanh": kernels.gelu_and_mul}[activation]
 
 
-def plain(activation: Activation) -> Activate:
-    """The operation of an MLP without a gate."""
-    return functional.silu if activation == "silu" else partial(functional.gelu, approximate="tanh")
+def plain(activation: Activation, ops: Mapping[str, Operation]) -> Activate:
+    """The operation of an MLP without a gate: one of `ops`, else the built-in one."""
+    built_in: Activate = functional.silu if activation == "silu" else partial(functional.gelu, approximate="tanh")
+    return plain_by(ops, activation) or built_in

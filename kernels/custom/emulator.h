@@ -1,0 +1,642 @@
+// Runs a CUDA kernel on the CPU, one thread at a time, with barriers, warps and checked memory.
+//
+// Tensors are copied between pages that can't be touched, so that an access outside of them is caught where it happens;
+// what is only read lies in pages that can't be written. A thread runs until it has to wait for others; those that
+// never wait share one stack.
+#pragma once
+
+#if __has_include(<cuda_runtime.h>)
+#include <cuda_runtime.h>
+#endif
+#if __has_include(<cuda_bf16.h>)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __shared__
+#undef __constant__
+#undef __launch_bounds__
+#undef __forceinline__
+#undef __noinline__
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __constant__ static
+#define __launch_bounds__(...)
+#define __forceinline__ inline
+#define __noinline__
+#ifndef __restrict__
+#define __restrict__ __restrict
+#endif
+
+namespace headrace {
+
+constexpr int kWarp = 32;
+constexpr int kMostThreads = 1024;
+constexpr size_t kGuardBytes = size_t{64} << 20;
+constexpr size_t kStackBytes = size_t{256} << 10;
+constexpr size_t kStackGuardBytes = size_t{16} << 20;
+constexpr size_t kAlignment = 16;
+constexpr unsigned char kCanary = 0xA5;
+constexpr unsigned char kUnwritten = 0xFF;  // a NaN in every float type
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+enum Kind : int32_t { kFine, kAccess, kBarrier, kTrap, kOverwritten, kMemory };
+
+// What went wrong, and where. `tensor` is -1 outside of all, -2 for dynamic shared memory, -3 for a thread's stack.
+struct Report {
+  int32_t kind, writes, tensor, line, other_line;
+  uint32_t block, thread;
+  int64_t offset_bytes;  // from the tensor's start
+  uint64_t code_offset;  // of the instruction, in this library
+};
+
+struct Tensor {
+  void* data;
+  int64_t bytes;
+  int32_t read_only;
+};
+
+// Memory between two stretches that can't be touched.
+class Guarded {
+ public:
+  explicit Guarded(size_t bytes) : bytes_(bytes) {
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    room_ = std::max((bytes + kAlignment + page - 1) / page * page, page);
+    void* base = mmap(nullptr, room_ + 2 * kGuardBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return;
+    base_ = static_cast<unsigned char*>(base);
+    if (mprotect(base_ + kGuardBytes, room_, PROT_READ | PROT_WRITE) != 0) return;
+    data_ = base_ + kGuardBytes + (room_ - bytes) / kAlignment * kAlignment;  // its end as near to the guard as can be
+  }
+  ~Guarded() {
+    if (base_ != nullptr) munmap(base_, room_ + 2 * kGuardBytes);
+  }
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+
+  bool ok() const { return data_ != nullptr; }
+  unsigned char* data() const { return data_; }
+  bool holds(const void* address) const {
+    return address >= base_ && address < base_ + room_ + 2 * kGuardBytes;
+  }
+  int64_t offset(const void* address) const { return static_cast<const unsigned char*>(address) - data_; }
+  void fill(unsigned char around, unsigned char inside) {
+    std::memset(base_ + kGuardBytes, around, room_);
+    std::memset(data_, inside, bytes_);
+  }
+  bool forbid_writes() { return mprotect(base_ + kGuardBytes, room_, PROT_READ) == 0; }
+  // The offset of the nearest byte beside the data that was written; 0 if none was (the data's own is never looked at).
+  int64_t overwritten() const {
+    const unsigned char* first = base_ + kGuardBytes;
+    for (const unsigned char* at = data_ + bytes_; at < first + room_; at++)
+      if (*at != kCanary) return at - data_;
+    for (const unsigned char* at = data_ - 1; at >= first; at--)
+      if (*at != kCanary) return at - data_;
+    return 0;
+  }
+
+ private:
+  size_t bytes_, room_ = 0;
+  unsigned char* base_ = nullptr;
+  unsigned char* data_ = nullptr;
+};
+
+// A thread's local variables; what needs more runs into the guard below it.
+class Stack {
+ public:
+  Stack() {
+    void* guard = mmap(nullptr, kStackGuardBytes + kStackBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                       -1, 0);
+    if (guard == MAP_FAILED) return;
+    guard_ = static_cast<char*>(guard);
+    if (mprotect(guard_ + kStackGuardBytes, kStackBytes, PROT_READ | PROT_WRITE) != 0) return;
+    base_ = guard_ + kStackGuardBytes;
+  }
+  ~Stack() {
+    if (guard_ != nullptr) munmap(guard_, kStackGuardBytes + kStackBytes);
+  }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  void* base() const { return base_; }
+  bool holds(const void* address) const {
+    return address >= guard_ && address < guard_ + kStackGuardBytes + kStackBytes;
+  }
+
+ private:
+  char* guard_ = nullptr;
+  char* base_ = nullptr;
+};
+
+struct Fiber {
+  ucontext_t context;
+  Stack stack;
+};
+
+enum class State { kFresh, kRunning, kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
+
+struct Thread {
+  State state = State::kFresh;
+  Fiber* fiber = nullptr;
+  unsigned mask = 0;
+  int line = 0;
+  uint64_t slot = 0;
+};
+
+// The one run that is going on.
+struct Machine {
+  std::vector<Thread> threads;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<Fiber*> idle;
+  Fiber* active = nullptr;
+  ucontext_t scheduler;
+  void (*body)(void* const*) = nullptr;
+  void* const* arguments = nullptr;
+  std::vector<std::unique_ptr<Guarded>> tensors;
+  std::unique_ptr<Guarded> shared;
+  Report* report = nullptr;
+  pthread_t runner;
+  int current = 0;
+  int fresh = 0;
+  volatile bool faulted = false;
+  struct sigaction old_segv, old_bus, old_ill;
+};
+
+inline Machine* machine = nullptr;
+inline void* shared_pointer = nullptr;
+inline Index thread_index, block_index, block_size, grid_size;
+
+inline void enter(int thread) {
+  machine->current = thread;
+  thread_index.x = static_cast<unsigned>(thread);
+}
+
+// A fiber runs fresh threads one after the other; where one has to wait, another fiber goes on with the next.
+inline void fiber_main() {
+  Machine& m = *machine;
+  for (;;) {
+    while (m.fresh < static_cast<int>(m.threads.size())) {
+      enter(m.fresh++);
+      m.threads[m.current].state = State::kRunning;
+      m.threads[m.current].fiber = m.active;
+      m.body(m.arguments);
+      m.threads[m.current].state = State::kDone;
+    }
+    Fiber* self = m.active;
+    m.idle.push_back(self);
+    swapcontext(&self->context, &m.scheduler);
+  }
+}
+
+inline void wait(State state, unsigned mask, int line) {
+  Thread& self = machine->threads[machine->current];
+  self.state = state;
+  self.mask = mask;
+  self.line = line;
+  swapcontext(&self.fiber->context, &machine->scheduler);
+}
+
+inline bool resume(Fiber* fiber) {
+  machine->active = fiber;
+  swapcontext(&machine->scheduler, &fiber->context);
+  return !machine->faulted;
+}
+
+inline Fiber* take_fiber() {
+  Machine& m = *machine;
+  if (!m.idle.empty()) {
+    Fiber* fiber = m.idle.back();
+    m.idle.pop_back();
+    return fiber;
+  }
+  auto fiber = std::make_unique<Fiber>();
+  if (fiber->stack.base() == nullptr) return nullptr;
+  getcontext(&fiber->context);
+  fiber->context.uc_stack.ss_sp = fiber->stack.base();
+  fiber->context.uc_stack.ss_size = kStackBytes;
+  fiber->context.uc_link = nullptr;
+  makecontext(&fiber->context, fiber_main, 0);
+  m.fibers.push_back(std::move(fiber));
+  return m.fibers.back().get();
+}
+
+// Let go on those warps, or the block, of which all that have to be at the barrier are. Whether any could.
+inline bool release() {
+  std::vector<Thread>& threads = machine->threads;
+  const int count = static_cast<int>(threads.size());
+  bool any = false;
+  for (int first = 0; first < count; first += kWarp) {
+    const int end = std::min(first + kWarp, count);
+    unsigned waiting = 0, gone = 0;
+    for (int i = first; i < end; i++) {
+      if (threads[i].state == State::kAtWarpBarrier) waiting |= 1u << (i - first);
+      if (threads[i].state == State::kDone) gone |= 1u << (i - first);
+    }
+    if (end - first < kWarp) gone |= ~0u << (end - first);
+    unsigned freed = 0;
+    for (int i = first; i < end; i++)
+      if ((waiting >> (i - first) & 1) && (threads[i].mask & ~waiting & ~gone) == 0) freed |= 1u << (i - first);
+    for (int i = first; i < end; i++)
+      if (freed >> (i - first) & 1) threads[i].state = State::kReady;
+    any = any || freed != 0;
+  }
+  if (any) return true;
+  const Thread* first = nullptr;
+  for (const Thread& thread : threads) {
+    if (thread.state == State::kDone) continue;
+    if (thread.state != State::kAtBlockBarrier || (first != nullptr && first->line != thread.line)) return false;
+    if (first == nullptr) first = &thread;
+  }
+  for (Thread& thread : threads)
+    if (thread.state == State::kAtBlockBarrier) thread.state = State::kReady;
+  return first != nullptr;
+}
+
+inline void report_barrier() {
+  Report& report = *machine->report;
+  report.kind = kBarrier;
+  bool first = true;
+  for (size_t i = 0; i < machine->threads.size(); i++) {
+    const Thread& thread = machine->threads[i];
+    if (thread.state == State::kDone) continue;
+    if (first) {
+      report.thread = static_cast<uint32_t>(i);
+      report.line = report.other_line = thread.line;
+      first = false;
+    } else if (thread.line != report.line) {
+      report.other_line = thread.line;
+    }
+  }
+}
+
+inline bool run_block() {
+  Machine& m = *machine;
+  std::fill(m.threads.begin(), m.threads.end(), Thread{});
+  m.fresh = 0;
+  for (;;) {
+    bool ran = false;
+    while (m.fresh < static_cast<int>(m.threads.size())) {
+      Fiber* fiber = take_fiber();
+      if (fiber == nullptr) {
+        m.report->kind = kMemory;
+        return false;
+      }
+      if (!resume(fiber)) return false;
+      ran = true;
+    }
+    bool alive = false;
+    for (size_t i = 0; i < m.threads.size(); i++) {
+      Thread& thread = m.threads[i];
+      if (thread.state == State::kReady) {
+        thread.state = State::kRunning;
+        enter(static_cast<int>(i));
+        if (!resume(thread.fiber)) return false;
+        ran = true;
+      }
+      alive = alive || thread.state != State::kDone;
+    }
+    if (!alive) return true;
+    if (!release() && !ran) {
+      report_barrier();
+      return false;
+    }
+  }
+}
+
+inline void on_fault(int signal, siginfo_t* info, void* context) {
+  if (machine == nullptr || !pthread_equal(pthread_self(), machine->runner)) {
+    const struct sigaction& old = signal == SIGILL ? machine->old_ill
+                                  : signal == SIGBUS ? machine->old_bus
+                                                     : machine->old_segv;
+    sigaction(signal, &old, nullptr);  // not ours: it happens again, and is met by whoever was there before
+    return;
+  }
+  Report& report = *machine->report;
+  report.kind = signal == SIGILL ? kTrap : kAccess;
+  report.tensor = -1;
+  uintptr_t code = 0;
+#if defined(__x86_64__)
+  const greg_t* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  report.writes = static_cast<int32_t>(registers[REG_ERR] >> 1 & 1);
+  code = static_cast<uintptr_t>(registers[REG_RIP]);
+#elif defined(__aarch64__)
+  code = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
+  report.writes = -1;
+#endif
+  Dl_info library;
+  if (dladdr(reinterpret_cast<void*>(code), &library) != 0)
+    report.code_offset = code - reinterpret_cast<uintptr_t>(library.dli_fbase);
+  if (signal != SIGILL) {
+    for (size_t i = 0; i < machine->tensors.size(); i++)
+      if (machine->tensors[i]->holds(info->si_addr)) {
+        report.tensor = static_cast<int32_t>(i);
+        report.offset_bytes = machine->tensors[i]->offset(info->si_addr);
+      }
+    if (machine->shared != nullptr && machine->shared->holds(info->si_addr)) {
+      report.tensor = -2;
+      report.offset_bytes = machine->shared->offset(info->si_addr);
+    }
+    for (const auto& fiber : machine->fibers)
+      if (fiber->stack.holds(info->si_addr)) report.tensor = -3;
+  }
+  report.thread = static_cast<uint32_t>(machine->current);
+  machine->faulted = true;
+  setcontext(&machine->scheduler);
+}
+
+// Takes the signals of bad accesses for as long as it lives.
+class Handlers {
+ public:
+  Handlers() : stack_(SIGSTKSZ * 4) {
+    stack_t stack{};
+    stack.ss_sp = stack_.data();
+    stack.ss_size = stack_.size();
+    sigaltstack(&stack, &old_stack_);
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGSEGV, &action, &machine->old_segv);
+    sigaction(SIGBUS, &action, &machine->old_bus);
+    sigaction(SIGILL, &action, &machine->old_ill);
+  }
+  ~Handlers() {
+    sigaction(SIGSEGV, &machine->old_segv, nullptr);
+    sigaction(SIGBUS, &machine->old_bus, nullptr);
+    sigaction(SIGILL, &machine->old_ill, nullptr);
+    sigaltstack(&old_stack_, nullptr);
+  }
+  Handlers(const Handlers&) = delete;
+  Handlers& operator=(const Handlers&) = delete;
+
+ private:
+  std::vector<char> stack_;
+  stack_t old_stack_;
+};
+
+// A pointer that `run` sets: what is declared outside of functions refers to it before there is a block.
+template <class T>
+T*& dynamic_shared() {
+  return reinterpret_cast<T*&>(shared_pointer);
+}
+
+inline void run_blocks(uint32_t blocks) {
+  for (uint32_t i = 0; i < blocks; i++) {
+    machine->report->block = block_index.x = i;
+    if (machine->shared != nullptr) machine->shared->fill(kCanary, kUnwritten);
+    if (!run_block()) return;
+    if (machine->shared != nullptr && machine->shared->overwritten() != 0) {
+      machine->report->kind = kOverwritten;
+      machine->report->tensor = -2;
+      machine->report->offset_bytes = machine->shared->overwritten();
+      return;
+    }
+  }
+}
+
+// `arguments` point at the kernel's parameters; those at tensors are set here, in the order of `tensors`.
+inline void run(void (*body)(void* const*), const Tensor* tensors, int32_t tensor_count, void** const* pointers,
+                void* const* arguments, uint32_t blocks, uint32_t threads, int64_t shared_bytes, Report* report) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  Machine own;
+  own.report = report;
+  own.body = body;
+  own.arguments = arguments;
+  own.runner = pthread_self();
+  own.threads.resize(threads);
+  report->kind = kMemory;
+  for (int32_t i = 0; i < tensor_count; i++) {
+    own.tensors.push_back(std::make_unique<Guarded>(static_cast<size_t>(tensors[i].bytes)));
+    Guarded& guarded = *own.tensors.back();
+    if (!guarded.ok()) return;
+    guarded.fill(kCanary, kUnwritten);
+    if (tensors[i].read_only != 0) {
+      std::memcpy(guarded.data(), tensors[i].data, static_cast<size_t>(tensors[i].bytes));
+      if (!guarded.forbid_writes()) return;
+    }
+    *pointers[i] = guarded.data();
+  }
+  if (shared_bytes > 0) {
+    own.shared = std::make_unique<Guarded>(static_cast<size_t>(shared_bytes));
+    if (!own.shared->ok()) return;
+    shared_pointer = own.shared->data();
+  }
+  report->kind = kFine;
+  block_size = {threads, 1, 1};
+  grid_size = {blocks, 1, 1};
+  thread_index = {};
+  block_index = {};
+  machine = &own;
+  {
+    const Handlers handlers;
+    run_blocks(blocks);
+  }
+  machine = nullptr;
+  for (int32_t i = 0; i < tensor_count && report->kind == kFine; i++) {
+    if (tensors[i].read_only != 0) continue;
+    report->offset_bytes = own.tensors[i]->overwritten();
+    if (report->offset_bytes != 0) {
+      report->kind = kOverwritten;
+      report->tensor = i;
+      return;
+    }
+    std::memcpy(tensors[i].data, own.tensors[i]->data(), static_cast<size_t>(tensors[i].bytes));
+  }
+}
+
+template <class... A, size_t... I>
+void call(void (*kernel)(A...), void* const* arguments, std::index_sequence<I...>) {
+  kernel(*static_cast<std::remove_cv_t<std::remove_reference_t<A>>*>(arguments[I])...);
+}
+
+template <class... A>
+void call(void (*kernel)(A...), void* const* arguments) {
+  call(kernel, arguments, std::index_sequence_for<A...>{});
+}
+
+template <class... A>
+int32_t parameter_sizes(void (*)(A...), int32_t* sizes, int32_t most) {
+  const int32_t own[] = {static_cast<int32_t>(sizeof(A))..., 0};
+  for (int32_t i = 0; i < most && i < static_cast<int32_t>(sizeof...(A)); i++) sizes[i] = own[i];
+  return static_cast<int32_t>(sizeof...(A));
+}
+
+inline Thread& lane(int number) {
+  return machine->threads[static_cast<size_t>(machine->current / kWarp * kWarp + (number & (kWarp - 1)))];
+}
+
+inline bool has_lane(int number) {
+  return machine->current / kWarp * kWarp + number < static_cast<int>(machine->threads.size());
+}
+
+template <class T>
+T exchange(unsigned mask, T value, int source, int line) {
+  static_assert(sizeof(T) <= sizeof(uint64_t), "a warp exchanges values of 8 bytes at most");
+  Thread& self = machine->threads[machine->current];
+  std::memcpy(&self.slot, &value, sizeof(T));
+  wait(State::kAtWarpBarrier, mask, line);
+  T result = value;
+  if (has_lane(source)) std::memcpy(&result, &lane(source).slot, sizeof(T));
+  wait(State::kAtWarpBarrier, mask, line);
+  return result;
+}
+
+inline int lane_number() { return machine->current % kWarp; }
+
+// The lane that a shuffle within groups of `width` reads.
+inline int within(int source, int width) { return lane_number() / width * width + (source & (width - 1)); }
+
+inline unsigned ballot(unsigned mask, bool holds, int line) {
+  Thread& self = machine->threads[machine->current];
+  self.slot = holds ? 1 : 0;
+  wait(State::kAtWarpBarrier, mask, line);
+  unsigned votes = 0;
+  for (int i = 0; i < kWarp; i++)
+    if ((mask >> i & 1) && has_lane(i) && lane(i).state != State::kDone && lane(i).slot != 0) votes |= 1u << i;
+  wait(State::kAtWarpBarrier, mask, line);
+  return votes;
+}
+
+}  // namespace headrace
+
+#define threadIdx headrace::thread_index
+#define blockIdx headrace::block_index
+#define blockDim headrace::block_size
+#define gridDim headrace::grid_size
+#define warpSize 32
+
+inline void __syncthreads(int line = __builtin_LINE()) {
+  headrace::wait(headrace::State::kAtBlockBarrier, 0, line);
+}
+inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
+  headrace::wait(headrace::State::kAtWarpBarrier, mask, line);
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, int line = __builtin_LINE()) {
+  return headrace::exchange(mask, value, headrace::within(source, width), line);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, int line = __builtin_LINE()) {
+  const int own = headrace::lane_number(), source = own ^ bits;
+  return headrace::exchange(mask, value, source / width <= own / width ? source : own, line);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32, int line = __builtin_LINE()) {
+  const int own = headrace::lane_number(), source = own + static_cast<int>(by);
+  return headrace::exchange(mask, value, source / width == own / width ? source : own, line);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32, int line = __builtin_LINE()) {
+  const int own = headrace::lane_number(), source = own - static_cast<int>(by);
+  return headrace::exchange(mask, value, source >= own / width * width ? source : own, line);
+}
+inline unsigned __ballot_sync(unsigned mask, int holds, int line = __builtin_LINE()) {
+  return headrace::ballot(mask, holds != 0, line);
+}
+inline int __any_sync(unsigned mask, int holds, int line = __builtin_LINE()) {
+  return headrace::ballot(mask, holds != 0, line) != 0;
+}
+inline int __all_sync(unsigned mask, int holds, int line = __builtin_LINE()) {
+  return headrace::ballot(mask, holds == 0, line) == 0;
+}
+
+template <class T, class V>
+T atomicAdd(T* at, V value) {
+  return std::exchange(*at, static_cast<T>(*at + static_cast<T>(value)));
+}
+template <class T, class V>
+T atomicMax(T* at, V value) {
+  return std::exchange(*at, std::max(*at, static_cast<T>(value)));
+}
+template <class T, class V>
+T atomicMin(T* at, V value) {
+  return std::exchange(*at, std::min(*at, static_cast<T>(value)));
+}
+template <class T, class V>
+T atomicExch(T* at, V value) {
+  return std::exchange(*at, static_cast<T>(value));
+}
+template <class T, class C, class V>
+T atomicCAS(T* at, C expected, V value) {
+  return std::exchange(*at, *at == static_cast<T>(expected) ? static_cast<T>(value) : *at);
+}
+
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
+
+template <class A, class B>
+std::common_type_t<A, B> max(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
+}
+template <class A, class B>
+std::common_type_t<A, B> min(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
+}
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __exp10f(float x) { return std::pow(10.0f, x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __log2f(float x) { return std::log2(x); }
+inline float __powf(float x, float y) { return std::pow(x, y); }
+inline float __sinf(float x) { return std::sin(x); }
+inline float __cosf(float x) { return std::cos(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float __frsqrt_rn(float x) { return 1.0f / std::sqrt(x); }
+inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
+inline float normcdff(float x) { return 0.5f * std::erfc(-x * 0.70710678f); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
+namespace headrace {
+template <class To, class From>
+To bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+}  // namespace headrace
+inline int __float_as_int(float x) { return headrace::bits<int>(x); }
+inline unsigned __float_as_uint(float x) { return headrace::bits<unsigned>(x); }
+inline float __int_as_float(int x) { return headrace::bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return headrace::bits<float>(x); }
