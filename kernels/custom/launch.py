@@ -25,10 +25,11 @@ class DriverError(CustomOpError):
 class DeviceKernel:
     """A kernel that a device's context has loaded once it is launched there."""
 
-    def __init__(self, image: Image, dynamic_shared_bytes: int) -> None:
+    def __init__(self, image: Image, dynamic_shared_bytes: int, driver: str = "libcuda.so.1") -> None:
+        """`driver` is the library with CUDA's driver API."""
         self._image = image
         self._dynamic_shared_bytes = dynamic_shared_bytes
-        self._driver = _open_driver()
+        self._driver = _open_driver(driver)
         self._lock = threading.Lock()
         self._functions: dict[int, ctypes.c_void_p] = {}
 
@@ -37,14 +38,20 @@ class DeviceKernel:
     ) -> None:
         """Queue it: `blocks` of `threads`, with the arguments in the kernel's own types and order."""
         with torch.cuda.device(device):
-            stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-            function = self._function(torch.cuda.current_device())
-            pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(one) for one in arguments])
-            self._check(
-                self._driver.cuLaunchKernel(
-                    function, blocks, 1, 1, threads, 1, 1, self._dynamic_shared_bytes, stream, pointers, None
-                )
-            )
+            stream = torch.cuda.current_stream(device).cuda_stream
+            self.launch_on(torch.cuda.current_device(), stream, blocks, threads, arguments)
+
+    def launch_on(
+        self, index: int, stream: int, blocks: int, threads: int, arguments: Sequence[ctypes._SimpleCData[Any]]
+    ) -> None:
+        """Queue it on a stream of the device `index`, whose context is current."""
+        function = self._function(index)
+        pointers = (ctypes.c_void_p * len(arguments))(*[ctypes.addressof(one) for one in arguments])
+        shared_bytes = self._dynamic_shared_bytes
+        code = self._driver.cuLaunchKernel(
+            function, blocks, 1, 1, threads, 1, 1, shared_bytes, ctypes.c_void_p(stream), pointers, None
+        )
+        self._check(code)
 
     def _function(self, index: int) -> ctypes.c_void_p:
         """In the context that is current; it stays loaded as long as the process lives."""
@@ -81,9 +88,9 @@ def choose_image(images: Sequence[Image], capability: tuple[int, int]) -> Image 
     return max(fitting, key=lambda one: one[0])[1] if fitting else None
 
 
-def _open_driver() -> ctypes.CDLL:
+def _open_driver(library: str) -> ctypes.CDLL:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL(library)
     except OSError as error:
         raise DriverError(f"no CUDA driver: {error}") from error
     pointer = ctypes.c_void_p

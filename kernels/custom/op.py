@@ -158,11 +158,12 @@ class CustomOp:
             return None
 
     def _register(self) -> Any:
+        name = f"{self.name}_{next(_numbers)}"
         definition = torch.library.custom_op(
-            f"{NAMESPACE}::{self.name}_{next(_numbers)}", self._run, mutates_args=(), schema=self.signature.schema
+            f"{NAMESPACE}::{name}", self._run, mutates_args=(), schema=self.signature.schema
         )
         definition.register_fake(self._fake)
-        return definition._opoverload
+        return getattr(getattr(torch.ops, NAMESPACE), name).default
 
     def _fake(self, *arguments: Any) -> Any:
         return _one_or_all(self.signature.empty_outputs(arguments[: len(self.signature.inputs)]))

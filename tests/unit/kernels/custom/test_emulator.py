@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import faulthandler
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.custom import EmulationError
 from tests.unit.kernels.custom.conftest import Make
+from tests.unit.kernels.custom.sources import ELEMENTS
 
 pytestmark = pytest.mark.usefixtures("on_cpu_alone")
 
@@ -84,20 +85,33 @@ def test_threads_that_have_ended_hold_nobody_up(body: Make) -> None:
     assert torch.equal(body(text)(V)[:40], V[:40])
 
 
-def test_after_a_fault_all_is_as_before(body: Make) -> None:
-    handlers = [signal.getsignal(number) for number in (signal.SIGSEGV, signal.SIGILL)]
-    bad, good = body("y[i + n] = 1;"), None
+def test_after_many_faults_all_goes_on(body: Make) -> None:
+    bad, good = body("y[i + n] = 1;"), body("y[i] = x[i];")
     for _ in range(50):
         with pytest.raises(EmulationError):
             bad(V)
-    good = body("y[i] = x[i];")
     assert torch.equal(good(V), V)
-    assert [signal.getsignal(number) for number in (signal.SIGSEGV, signal.SIGILL)] == handlers
 
 
-def test_a_fault_of_the_process_itself_is_still_fatal(body: Make) -> None:
+CRASH = """import ctypes, sys, torch
+from kernels.custom import CustomOp, EmulationError, op
+op.find_compiler = lambda: None
+try:
+    CustomOp(sys.argv[1])(torch.zeros(256))
+except EmulationError:
+    print("caught", flush=True)
+ctypes.string_at(8)
+"""
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_process_itself_still_ends_it(tmp_path: Path) -> None:
     """The handlers are gone when the kernel has ended: a real bad access isn't swallowed."""
-    assert faulthandler  # pytest's own handler is what was there before, and must be there again
-    body("y[i] = x[i];")(V)
-    code = "import ctypes, faulthandler; faulthandler.disable(); ctypes.string_at(8)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGSEGV
+    path = tmp_path / "own.cu"
+    path.write_text(ELEMENTS % "y[i + n] = 1;")
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH, str(path)],
+        cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout == "caught\n"
+    assert done.returncode == -signal.SIGSEGV
