@@ -14,14 +14,24 @@ from tests.unit.kernels.custom.sources import ELEMENTS
 Make = Callable[..., CustomOp]
 
 
+@pytest.fixture(scope="session")
+def made() -> dict[Any, CustomOp]:
+    """Operations by their source, their options, and the compilers that there seemed to be."""
+    return {}
+
+
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path: Path, made: dict[Any, CustomOp]) -> Make:
     """`make(text, **options)`: an operation from a source, compiled for one architecture."""
 
     def make_op(text: str, **options: Any) -> CustomOp:
-        path = tmp_path / "own.cu"
-        path.write_text(text)
-        return CustomOp(path, **({"architectures": ["sm_90"]} | options))
+        options = {"architectures": ("sm_90",)} | options
+        key = (text, tuple(sorted(options.items())), op.find_compiler() is None, op.find_cpp() is None)
+        if key not in made:
+            path = tmp_path / "own.cu"
+            path.write_text(text)
+            made[key] = CustomOp(path, **options)
+        return made[key]
 
     return make_op
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.custom import CustomOp
+from kernels.custom import CustomOp, op
 from kernels.custom.compilers import find_cpp
 
 ROOT = Path(__file__).parents[4]
@@ -24,14 +24,15 @@ def test_the_worked_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (source,) = re.findall(r"```cuda\n(.*?)```", text, re.DOTALL)
     call = next(code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "silu_and_mul.cu" in code)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(op, "ARCHITECTURES", ("sm_90",))
     Path("silu_and_mul.cu").write_text(source)
     names: dict[str, object] = {"CustomOp": CustomOp}
     exec(call, names)
-    op = names["op"]
-    assert isinstance(op, CustomOp)
+    silu_and_mul = names["op"]
+    assert isinstance(silu_and_mul, CustomOp)
     gate_up = torch.linspace(-4, 4, 5 * 2 * 48).view(5, 96).bfloat16()
     gate, up = gate_up.float().chunk(2, dim=-1)
-    torch.testing.assert_close(op(gate_up), (functional.silu(gate) * up).bfloat16(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(silu_and_mul(gate_up), (functional.silu(gate) * up).bfloat16(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ class TestSources:
         with pytest.raises(
             ResourceError, match=r"own on sm_86 takes 131072 bytes of shared memory, and 101376 are there"
         ):
-            body(DOUBLE, shared_bytes=131072, architectures=["sm_86"])
+            body(DOUBLE, shared_bytes=131072, architectures=("sm_86",))
 
     @pytest.mark.usefixtures("cuda_compiler")
     def test_static_shared_memory_is_counted(self, body: Make) -> None:
@@ -194,7 +194,7 @@ class TestCompilers:
 
     @pytest.mark.usefixtures("cuda_compiler")
     def test_an_image_runs_on_its_own_major_version(self, make: Make) -> None:
-        made = make(ELEMENTS % DOUBLE, architectures=["sm_80", "sm_86", "sm_90"])
+        made = make(ELEMENTS % DOUBLE, architectures=("sm_80", "sm_86", "sm_90"))
         chosen = {
             capability: image.architecture if (image := choose_image(made._images, capability)) else None
             for capability in ((8, 0), (8, 9), (9, 0), (10, 0), (7, 5))
