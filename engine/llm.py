@@ -78,7 +78,8 @@ class LLM:
 
         Loads the model again, by torch: what was computed with the other operation is dropped. `LLM(..., ops={name:
         op})` does so from the start. Raises ValueError, and changes nothing, if the operation doesn't fit; one that
-        can't run on this device leaves the built-in one in its place, with a warning.
+        can't run on this device leaves the built-in one in its place, with a warning. A model that can't be loaded
+        again stays closed.
         """
         from engine.runner import check_ops
 
