@@ -20,6 +20,8 @@ from kernels.custom.signature import Number, Parameter, Signature
 from kernels.custom.source import Source
 
 HEADER = Path(__file__).with_name("emulator.h")
+HOST = Path(__file__).with_name("host")
+"""What headers of CUDA may lack."""
 MOST_THREADS = 1024
 """Of a block, on every GPU."""
 FLAGS = (
@@ -78,7 +80,7 @@ class Emulator:
         code, self._library_path = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         text = f'#line 1 "{source.path.name}"\n{source.host_text}{_ENTRY.format(name=source.kernel.name)}'
         code.write_text(text, encoding="utf-8")
-        includes = [f"-I{source.path.parent}", *(f"-isystem{found}" for found in cuda_includes())]
+        includes = [f"-I{source.path.parent}", *(f"-isystem{found}" for found in cuda_includes()), f"-idirafter{HOST}"]
         run_compiler(
             [cpp, *FLAGS, *includes, "-include", str(HEADER), str(code), "-o", str(self._library_path)], source.path
         )

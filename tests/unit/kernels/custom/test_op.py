@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.custom import ArgumentError, CompileFailed, CustomOpError, NoCompiler, ResourceError, SignatureError, op
+from kernels.custom import (
+    ArgumentError,
+    CompileFailed,
+    CustomOpError,
+    NoCompiler,
+    ResourceError,
+    SignatureError,
+    compilers,
+    op,
+)
 from kernels.custom.launch import choose_image
 from tests.unit.kernels.custom.conftest import Make
 from tests.unit.kernels.custom.sources import (
@@ -45,6 +54,15 @@ class TestResults:
         wanted = (functional.silu(gate) * up).bfloat16()
         assert silu(gate_up).shape == (2, 3, 200)
         torch.testing.assert_close(silu(gate_up), wanted, rtol=1e-2, atol=1e-2)
+
+    @pytest.mark.usefixtures("on_cpu_alone")
+    def test_half_types_by_headers_without_a_toolkit(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compilers, "find_nvcc", lambda: None)
+        if not list(compilers.cuda_includes()):
+            pytest.skip("no wheel here has CUDA's headers")
+        text = SILU_AND_MUL + "// by the wheels' headers"
+        silu = make(text, signature=SILU_AND_MUL_SIGNATURE, threads=128, blocks="rows")
+        assert silu(torch.ones(2, 6, dtype=torch.bfloat16)).tolist() == [[0.73046875] * 3] * 2
 
     @pytest.mark.usefixtures("on_cpu_alone")
     def test_barriers_shuffles_and_dynamic_shared_memory(self, make: Make) -> None:
