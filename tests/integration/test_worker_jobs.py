@@ -285,7 +285,7 @@ def eventually_messages(channel: redis.client.PubSub, count: int) -> set[str]:
     def probe() -> bool:
         message = channel.get_message(ignore_subscribe_messages=True, timeout=0.1)
         if message is not None:
-            told.add(message["data"].decode())
+            told.update(message["data"].decode().split())
         return len(told) == count
 
     eventually(probe, 10, f"{count} jobs are announced")
