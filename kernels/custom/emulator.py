@@ -1,4 +1,4 @@
-"""The same source, compiled for the CPU and run there with every access checked (`emulator.h`)."""
+"""The same source, compiled for the CPU and run there with every access checked (`emulator.h`, `cuda_names.h`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernels.custom.errors import EmulationError, SignatureError
 from kernels.custom.signature import Number, Parameter, Signature
 from kernels.custom.source import Source
 
-HEADER = Path(__file__).with_name("emulator.h")
+HEADER = Path(__file__).with_name("cuda_names.h")
 HOST = Path(__file__).with_name("host")
 """What headers of CUDA may lack."""
 MOST_THREADS = 1024

@@ -118,3 +118,16 @@ def tokenizer_json(vocab: int = VOCAB) -> str:
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.decoder = ByteLevel()
     return str(tokenizer.to_str())
+
+
+def greedy_tokens(reference: Any, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    """What `transformers` goes on with after each prompt, its end of text ignored."""
+    outputs = []
+    for prompt in prompts:
+        with torch.inference_mode():
+            whole = reference.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens, do_sample=False, pad_token_id=0, eos_token_id=None,
+            )  # fmt: skip
+        outputs.append(whole[0, len(prompt) :].tolist())
+    return outputs

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine.config import EngineConfig
 from engine.model import load_model
 from engine.model.foreign import ForeignDecoder
 from engine.model.spec import UnsupportedModel
 from engine.runner import TorchModel
-from tests.unit.engine.model.random_models import save_random_model
+from tests.unit.engine.model.random_models import greedy_tokens, save_random_model
 from tests.unit.engine.stepping import Run, allocate, finish, prompts
 
 GPT_OSS = {
@@ -43,14 +42,7 @@ MODELS = [
 @pytest.mark.parametrize(("family", "config"), MODELS)
 def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
     reference, path = save_random_model(tmp_path, family, **config)
-    expected = []
-    for prompt in prompts():
-        with torch.inference_mode():
-            whole = reference.generate(
-                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=12, min_new_tokens=12,
-                do_sample=False, pad_token_id=0, eos_token_id=None,
-            )  # fmt: skip
-        expected.append(whole[0, len(prompt) :].tolist())
+    expected = greedy_tokens(reference, prompts(), 12)
     model = load_model(EngineConfig(str(path), cache=tmp_path, dtype="float32", device="cpu"))
     assert isinstance(model, TorchModel)
     assert isinstance(model._decoder, ForeignDecoder)
