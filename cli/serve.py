@@ -49,6 +49,10 @@ def worker(
     max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and output.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8", "fp8"] | None,
+        typer.Option(help="What keys and values are kept as: auto as the weights; int8 and fp8 in half of that."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The worker's own name, before the @ and the host; one of its own for each.")
     ] = None,
@@ -69,6 +73,7 @@ def worker(
         "max_seq_len": max_seq_len,
         "threads": threads,
         "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = settings_with(model=chosen or None)

@@ -10,8 +10,10 @@ from typing import Any, Literal, get_args
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "gguf"]
+KVDtype = Literal["auto", "int8", "fp8"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
+KV_DTYPES: tuple[str, ...] = get_args(KVDtype)
 MOST_THREADS = 1024
 """More than any machine's cores; a system that can't start so many would end the process."""
 
@@ -31,6 +33,8 @@ class EngineConfig:
     max_seq_len: int = 4096
     max_num_batched_tokens: int = 1024
     page_size: int = 16
+    kv_cache_dtype: KVDtype = "auto"
+    """What keys and values are kept as: `auto` in `dtype`; `int8` and `fp8` (e4m3) in a byte, with scales."""
     sliding_window: int | None = None
     """Most tokens that a token sees of those before it, itself included; None is what the model was made for."""
     kv_cache_bytes: int | None = None
@@ -63,7 +67,7 @@ class EngineConfig:
     """Share of the memory left after the weights that admission keeps free."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("quantization", QUANTIZATIONS)):
+        for name, known in (("dtype", DTYPES), ("quantization", QUANTIZATIONS), ("kv_cache_dtype", KV_DTYPES)):
             self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
         for name in ("max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
             self._whole(name, 1)

@@ -27,10 +27,14 @@ from engine.pooling import DEFAULT_POOLING
 from engine.torch_storage import TorchStorage
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
+from kernels.quantised import TYPES, scale_bytes
 from kernels.registry import get_kernels
 from kernels.sampling import Sampled, SamplingBatch, TokenLogprobs
 
 AnyDecoder = Decoder | ForeignDecoder
+
+FP8_CAPABILITY = (8, 9)
+"""NVIDIA's compute capability from which on there are conversions of float8."""
 
 LEAST_ROWS = 16
 """Rows whose logits may stand side by side even if fewer sequences may run."""
@@ -46,6 +50,7 @@ class TorchModel:
         self._spec = decoder.spec
         self._dtype = decoder.dtype
         self._device = device
+        self._kv_dtype = TYPES.get(config.kv_cache_dtype, self._dtype)
         self._most_rows = max(LEAST_ROWS, config.max_num_seqs)
         self._storage: TorchStorage | None = None
         self._kv: Sequence[Any] = ()
@@ -58,15 +63,16 @@ class TorchModel:
         files = files or open_files(config)
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
+        check_kv_dtype(config, device)
         decoder = load_decoder(config, files, dtype, device)
-        spec, text = decoder.spec, files.text
+        spec, text, kv_dtype = decoder.spec, files.text, TYPES.get(config.kv_cache_dtype, dtype)
         info = ModelInfo(
             revision=revision(config, files),
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             context_len=spec.context_len,
             vocab_size=min(text.vocab_size, spec.vocab_rows),
-            kv_bytes_per_token=spec.kv_bytes_per_token(dtype.itemsize),
+            kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype.itemsize, scale_bytes(kv_dtype)),
             text=text,
             pooling=files.pooling or DEFAULT_POOLING,
             reach_tokens=spec.reach_tokens,
@@ -99,8 +105,8 @@ class TorchModel:
         return self._spec.activation_bytes(tokens, rows, self._dtype.itemsize)
 
     def kv_layout(self, page_size: int) -> KVLayout:
-        spec = self._spec
-        return KVLayout(spec.layers, spec.kv_heads, spec.head_size, self._dtype.itemsize, page_size)
+        spec, kv = self._spec, self._kv_dtype
+        return KVLayout(spec.layers, spec.kv_heads, spec.head_size, kv.itemsize, page_size, scale_bytes(kv))
 
     def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
         decoder = self._open()
@@ -194,7 +200,7 @@ def _sums(hidden: Tensor, pooled: Sequence[tuple[int, int]]) -> list[NDArray[np.
 @torch.inference_mode()
 def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> AnyDecoder:
     """The weights in `files`, converted and packed for the device."""
-    kernels = get_kernels(device)
+    kernels = get_kernels(device, TYPES.get(config.kv_cache_dtype))
     try:
         spec = spec_of(config, files)
     except ForeignModel as reason:
@@ -238,6 +244,18 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but this machine has no usable GPU")
     return device
+
+
+def check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
+    """Raise ValueError if `device` can't keep keys and values as `config` asks."""
+    if config.kv_cache_dtype != "fp8" or device.type != "cuda" or torch.version.hip is not None:
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < FP8_CAPABILITY:
+        raise ValueError(
+            f"kv_cache_dtype='fp8' needs a GPU of compute capability 8.9 or newer, this one has {major}.{minor}:"
+            " set kv_cache_dtype to int8, which takes as little memory"
+        )
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -48,7 +48,9 @@ class ReferenceKernels:
 
     name = "reference"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kv_dtype: torch.dtype | None = None) -> None:
+        """Keys and values are quantised to `kv_dtype`; None keeps them in the model's own type."""
+        self.kv_dtype = kv_dtype
         self._packs = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -57,7 +59,7 @@ class ReferenceKernels:
         return TorchLinear(weight.contiguous(), bias)
 
     def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[PagedKV]:
-        return kv_views(storage, layout, dtype)
+        return kv_views(storage, layout, dtype, self.kv_dtype)
 
     def prepare(self, meta: AttentionMetadata, dtype: torch.dtype) -> AttentionMetadata:
         return replace(meta, plan=plan(meta, dtype))
@@ -93,11 +95,10 @@ class ReferenceKernels:
         cos, sin = cos_sin.index_select(0, meta.positions)[:, :, None].unbind(1)
         half = cos_sin.shape[2]
         first, second, still = qk.tensor_split([half, 2 * half], dim=-1)
-        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin, still], dim=-1).to(qkv.dtype)
+        rotated = torch.cat([first * cos - second * sin, second * cos + first * sin, still], dim=-1)
         attention: AttentionPlan = meta.plan
-        kv.keys.index_copy_(0, attention.rows, rotated[:, heads:].flatten(1))
-        kv.values.index_copy_(0, attention.rows, v.flatten(1))
-        return rotated[:, :heads]
+        kv.write(attention.rows, rotated[:, heads:], v)
+        return rotated[:, :heads].to(qkv.dtype)
 
     def paged_attention(self, q: Tensor, kv: PagedKV, meta: AttentionMetadata, attention: Attention) -> Tensor:
         return attend(q, kv, meta, attention)

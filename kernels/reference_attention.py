@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata
+from kernels.quantised import SCALE_BYTES, quantise, restore, scale_bytes
 
 GROUP_COST_TOKENS = 200
 """One more group costs about as much as attending to this many padding tokens."""
@@ -29,26 +30,63 @@ class PagedKV(NamedTuple):
     """One layer's keys and values: a token's heads, G * D elements, are row `AttentionPlan.rows` of each.
 
     A page's block is [B, G, D] keys, then as many values. Pages don't follow each other evenly, so row r of
-    the views begins at element r: rows overlap, and those that are used don't.
+    the views begins at element r: rows overlap, and those that are used don't. Quantised rows are bytes: [G, D]
+    numbers, then the float32 scales [G].
     """
 
     keys: Tensor
     values: Tensor
     kv_heads: int
+    quantised: torch.dtype | None
+
+    def write(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put keys and values [T, G, D] float32 into `rows` [T]."""
+        for pool, x in ((self.keys, keys), (self.values, values)):
+            if self.quantised is None:
+                pool.index_copy_(0, rows, x.flatten(1).to(pool.dtype))
+            else:
+                numbers, scales = quantise(x, self.quantised)
+                parts = [numbers.view(torch.uint8).flatten(1), scales.contiguous().view(torch.uint8)]
+                pool.index_copy_(0, rows, torch.cat(parts, dim=1))
+
+    def read(self, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, G, D] of `rows` [n]."""
+        return self._read(self.keys, rows, dtype), self._read(self.values, rows, dtype)
+
+    def _read(self, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        found = pool.index_select(0, rows)
+        if self.quantised is None:
+            return found.view(len(found), self.kv_heads, -1)
+        numbers, scales = found.tensor_split([found.shape[1] - SCALE_BYTES * self.kv_heads], dim=1)
+        heads = numbers.view(self.quantised).view(len(found), self.kv_heads, -1)
+        return restore(heads, scales.contiguous().view(torch.float32)).to(dtype)
 
 
-def kv_views(storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[PagedKV]:
-    """Each layer's keys and values in `storage` [bytes] uint8."""
-    elements = storage.view(dtype)
-    width = layout.kv_heads * layout.head_size
-    half = layout.layer_bytes // layout.element_bytes // 2
+def kv_views(
+    storage: Tensor, layout: KVLayout, dtype: torch.dtype, quantised: torch.dtype | None = None
+) -> list[PagedKV]:
+    """Each layer's keys and values in `storage` [bytes] uint8, of the type `dtype` unless they are quantised."""
+    expected = quantised or dtype
+    if (layout.element_bytes, layout.scale_bytes) != (expected.itemsize, scale_bytes(expected)):
+        raise ValueError(
+            f"a KV of {expected} has {expected.itemsize} bytes for each element and {scale_bytes(expected)} for each"
+            f" scale, the KV layout {layout.element_bytes} and {layout.scale_bytes}"
+        )
+    elements = storage if quantised else storage.view(dtype)
+    width, half = _row_elements(layout), layout.layer_bytes // layout.element_bytes // 2
 
     def rows(start: int) -> Tensor:
         return elements.as_strided((len(elements) - start - width + 1, width), (1, 1), start)
 
     return [
-        PagedKV(rows(2 * layer * half), rows((2 * layer + 1) * half), layout.kv_heads) for layer in range(layout.layers)
+        PagedKV(rows(2 * layer * half), rows((2 * layer + 1) * half), layout.kv_heads, quantised)
+        for layer in range(layout.layers)
     ]
+
+
+def _row_elements(layout: KVLayout) -> int:
+    """Of a token's key or value in one layer, with their scales."""
+    return layout.layer_bytes // (2 * layout.page_size * layout.element_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +213,7 @@ def _rows(layout: KVLayout, slots: Tensor) -> Tensor:
     begin = extents * (layout.extent_bytes // layout.element_bytes) + places * (
         layout.page_bytes // layout.element_bytes
     )
-    return begin + offsets * (layout.kv_heads * layout.head_size)
+    return begin + offsets * _row_elements(layout)
 
 
 def attend(q: Tensor, kv: PagedKV, meta: AttentionMetadata, attention: Attention) -> Tensor:
@@ -214,10 +252,7 @@ def _is_written_out(attention: Attention) -> bool:
 def _attend_decodes(q: Tensor, kv: PagedKV, group: DecodeGroup, attention: Attention, out: Tensor) -> None:
     """The query heads that share a key head stand as one block of queries: [n, G, H / G, D]."""
     n, kv_heads, head_size = group.size, kv.kv_heads, q.shape[2]
-    keys, values = (
-        pool.index_select(0, group.context).view(n, -1, kv_heads, head_size).transpose(1, 2)
-        for pool in (kv.keys, kv.values)
-    )
+    keys, values = (found.view(n, -1, kv_heads, head_size).transpose(1, 2) for found in kv.read(group.context, q.dtype))
     queries = q.index_select(0, group.rows).view(n, kv_heads, -1, head_size)
     sinks = None if attention.sinks is None else attention.sinks.view(1, kv_heads, -1, 1)
     attended = _weigh(queries, keys, values, group.mask, attention, sinks)
@@ -229,11 +264,7 @@ def _attend_chunk(q: Tensor, kv: PagedKV, chunk: Chunk, attention: Attention, ou
     rows, kv_heads, head_size = chunk.end - chunk.start, kv.kv_heads, q.shape[2]
     shared = q.shape[1] // kv_heads
     keys, values = (
-        pool.index_select(0, chunk.context)
-        .view(-1, kv_heads, head_size)
-        .transpose(0, 1)[:, None]
-        .expand(-1, shared, -1, -1)
-        for pool in (kv.keys, kv.values)
+        found.transpose(0, 1)[:, None].expand(-1, shared, -1, -1) for found in kv.read(chunk.context, q.dtype)
     )
     queries = q[chunk.start : chunk.end].view(rows, kv_heads, shared, head_size).permute(1, 2, 0, 3)
     sinks = None if attention.sinks is None else attention.sinks.view(kv_heads, shared, 1, 1)

@@ -44,6 +44,8 @@ class ModelSettings(BaseModel):
     """Most tokens of prompt and output; never more than the model's own context."""
     max_num_batched_tokens: int = Field(1024, ge=1)
     page_size: int = Field(16, ge=4)
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """What keys and values are kept as: `auto` in `dtype`; `int8` and `fp8` in a byte for each number, with scales."""
     sliding_window: int | None = Field(None, ge=1)
     """Most tokens that a token sees of those before it; None is what the model was made for."""
     threads: int | None = Field(None, ge=1)

@@ -131,6 +131,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_seq_len=asked.max_seq_len,
         max_num_batched_tokens=asked.max_num_batched_tokens,
         page_size=asked.page_size,
+        kv_cache_dtype=asked.kv_cache_dtype,
         sliding_window=asked.sliding_window,
         kv_cache_bytes=asked.kv_cache_bytes,
         gpu_memory_utilization=asked.gpu_memory_utilization,

@@ -101,7 +101,7 @@ def _engine(shape: Shape, path: Path, bench: Bench, *, interpreted: bool) -> tup
     with ExitStack() as patches:
         if on_cpu:  # where torch and these kernels would not be chosen
             patches.enter_context(patch("engine.llm.load_model", TorchModel.load))
-            patches.enter_context(patch("engine.runner.get_kernels", lambda device: chosen))
+            patches.enter_context(patch("engine.runner.get_kernels", lambda *_: chosen))
         llm = patches.enter_context(
             LLM(path, device=str(bench.device), dtype=dtype, max_num_seqs=shape.requests, enable_prefix_caching=False)
         )

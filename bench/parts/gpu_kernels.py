@@ -13,12 +13,12 @@ from torch import Tensor
 from bench.parts.gpu_report import Line
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Kernels
+from kernels.quantised import SCALE_BYTES
 from kernels.reference import ReferenceKernels
 from kernels.sampling import SamplingBatch
 from kernels.triton.architecture import architecture_of
 from kernels.triton.checks import interpreter
 from kernels.triton.kernels import TritonKernels
-from kernels.triton.kv import SCALE_BYTES
 from kernels.triton.linear import GROUP, QuantisedLinear, quantise
 from kernels.triton.lora import AdapterRows, Adapters, add_adapters
 

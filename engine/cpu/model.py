@@ -33,6 +33,8 @@ def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
         return "it makes no embeddings"
     if config.ops:
         return "its operations can't be replaced"
+    if config.kv_cache_dtype != "auto":
+        return f"it keeps keys and values in bfloat16 or float32, and kv_cache_dtype is {config.kv_cache_dtype}"
     if config.dtype == "float16":
         return "it computes in bfloat16 or float32, and float16 is asked for"
     if config.page_size % PAGE_TOKENS:

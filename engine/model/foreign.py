@@ -19,6 +19,7 @@ from engine.model.hf_dir import HFDirectory
 from engine.model.spec import ForeignModel, ModelSpec, UnsupportedModel
 from kernels.kv import UNIT_BYTES, KVLayout
 from kernels.protocol import AttentionMetadata, Kernels
+from kernels.registry import get_kernels
 
 TRIAL_CHUNKS = (7, 1, 4)
 """Tokens of each step of the trial."""
@@ -92,7 +93,7 @@ def load_foreign(
     model.set_attn_implementation("eager")
     expected = model(input_ids=ids, use_cache=False).logits[0, :, :vocab_size].float()
     model.set_attn_implementation(ATTENTION)
-    trial = ForeignDecoder(model, spec, kernels, dtype, vocab_size)
+    trial = ForeignDecoder(model, spec, get_kernels(device), dtype, vocab_size)  # whatever the KV is to be kept as
     difference = ((_trial(trial, ids[0], device) - expected).abs().mean() / expected.std()).item()
     if not difference <= MOST_DIFFERENCE.get(dtype, MOST_ROUGH_DIFFERENCE):
         raise UnsupportedModel(
@@ -100,6 +101,7 @@ def load_foreign(
             f" by {difference:.2g} of their deviation, so it looks at more than its keys and values"
         )
     trial.spec = spec.narrowed(config.sliding_window)
+    trial.kernels = kernels
     return trial
 
 

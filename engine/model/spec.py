@@ -241,6 +241,6 @@ class ModelSpec:
         layer = 2 * self.hidden_size * element_bytes + max(attention, mlp)
         return tokens * (residual + layer) + rows * 2 * 4 * self.vocab_rows
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Keys and values of one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size * element_bytes
+    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Keys and values of one token over all layers, with the scale of each head if they are quantised."""
+        return 2 * self.layers * self.kv_heads * (self.head_size * element_bytes + scale_bytes)

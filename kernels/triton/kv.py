@@ -9,11 +9,7 @@ from torch import Tensor
 
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
-
-SCALE_BYTES = 4
-"""Of one token's key or value in one head, if they are quantised."""
-QUANTISED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The greatest number of each type that needs scales."""
+from kernels.quantised import SCALE_BYTES, scale_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +55,8 @@ def kv_views(storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[Laye
         raise ValueError(
             f"the KV layout holds {layout.element_bytes} bytes for each element, {dtype} has {dtype.itemsize}"
         )
-    if (dtype in QUANTISED) != (layout.scale_bytes == SCALE_BYTES):
-        raise ValueError(
-            f"a KV of {dtype} needs {SCALE_BYTES if dtype in QUANTISED else 0} bytes of scale for each head"
-        )
+    if layout.scale_bytes != scale_bytes(dtype):
+        raise ValueError(f"a KV of {dtype} needs {scale_bytes(dtype)} bytes of scale for each head")
     if len(storage) >= 2**31 * unit_of(layout.page_bytes // layout.element_bytes) * layout.element_bytes:
         raise ValueError(
             f"{len(storage)} bytes of KV are more than 32 bits can address by the page size {layout.page_size}"

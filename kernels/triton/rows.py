@@ -8,11 +8,12 @@ from torch import Tensor
 
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
+from kernels.quantised import GREATEST
 from kernels.triton import configs
 from kernels.triton.device.copy import copy_kernel
 from kernels.triton.device.rotary import rotary_kernel
 from kernels.triton.device.rows import gated_kernel, rms_norm_kernel
-from kernels.triton.kv import QUANTISED, LayerKV, Places, page_offsets, unit_of
+from kernels.triton.kv import LayerKV, Places, page_offsets, unit_of
 
 WORD_BYTES = 4
 
@@ -66,7 +67,7 @@ def rotary_kv_write(
         HEADS=heads, KV_HEADS=layout.kv_heads, D=size, HALF=half, BLOCK_HALF=triton.next_power_of_2(max(1, half)),
         BLOCK_REST=triton.next_power_of_2(size - 2 * half) if size > 2 * half else 0, PAGE=layout.page_size,
         BLOCK=configs.ROTARY_HEADS, UNIT=kv.unit, NORM=norm, SCALED=kv.is_scaled, ROUND=kv.keys.dtype == torch.int8,
-        GREATEST=QUANTISED.get(kv.keys.dtype, 1.0), num_warps=4, num_stages=1,
+        GREATEST=GREATEST.get(kv.keys.dtype, 1.0), num_warps=4, num_stages=1,
     )  # fmt: skip
     return q
 

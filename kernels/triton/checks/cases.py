@@ -10,11 +10,11 @@ from torch import Tensor
 
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata
+from kernels.quantised import scale_bytes
 from kernels.sampling import SamplingBatch
 from kernels.triton import sampling
 from kernels.triton.configs import Architecture
 from kernels.triton.kernels import TritonKernels
-from kernels.triton.kv import QUANTISED, SCALE_BYTES
 from kernels.triton.linear import GROUP, QuantisedLinear
 from kernels.triton.lora import AdapterRows, Adapters, add_adapters
 
@@ -92,8 +92,8 @@ def i32(*shape: int) -> Tensor:
 
 
 def _layout(heads: Heads) -> KVLayout:
-    scale_bytes = SCALE_BYTES if heads.kv_dtype in QUANTISED else 0
-    return KVLayout(28, heads.kv_heads, heads.size, heads.kv_dtype.itemsize, heads.page_size, scale_bytes)
+    kind = heads.kv_dtype
+    return KVLayout(28, heads.kv_heads, heads.size, kind.itemsize, heads.page_size, scale_bytes(kind))
 
 
 def _arena(layout: KVLayout) -> Tensor:

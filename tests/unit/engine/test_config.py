@@ -16,6 +16,7 @@ from engine.config import EngineConfig
         ("dtype", "int8"),
         ("quantization", "int4"),
         ("quantization", None),
+        ("kv_cache_dtype", "fp4"),
         ("max_seq_len", 0),
         ("max_seq_len", 2.5),
         ("max_seq_len", True),

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kernels.kv import KVLayout
 from kernels.protocol import Attention
+from kernels.quantised import GREATEST, SCALE_BYTES
 from kernels.triton import configs
 from kernels.triton.attention import split_tokens
 from kernels.triton.checks import interpreter
 from kernels.triton.checks.sanitizer import sanitized
 from kernels.triton.kernels import TritonKernels
-from kernels.triton.kv import QUANTISED, SCALE_BYTES
 from tests.unit.kernels.test_attention import Ragged, attend, written
 
 interpreter.install()
@@ -51,16 +51,16 @@ def batch_of(shape: tuple[int, int, int, int, torch.dtype, torch.dtype]) -> Ragg
     """A ragged batch whose pages hold the KV type, and whose keys and values are those that they will hold."""
     heads, kv_heads, size, page_size, dtype, kv_dtype = shape
     batch = Ragged(REQUESTS, heads, kv_heads, size, page_size, dtype)
-    if kv_dtype in QUANTISED:
+    if kv_dtype in GREATEST:
         batch.layout = KVLayout(2, kv_heads, size, 1, page_size, SCALE_BYTES)
     return batch
 
 
 def as_stored(x: Tensor, kv_dtype: torch.dtype) -> Tensor:
     """What is left of keys or values [tokens, G, D] in pages of that type."""
-    if kv_dtype not in QUANTISED:
+    if kv_dtype not in GREATEST:
         return x
-    scale = x.float().abs().amax(-1, keepdim=True) / QUANTISED[kv_dtype]
+    scale = x.float().abs().amax(-1, keepdim=True) / GREATEST[kv_dtype]
     scaled = x.float() / scale.clamp(min=1e-30)
     rounded = (scaled + 0.5).floor() if kv_dtype == INT8 else scaled.to(kv_dtype).float()
     return rounded * scale
@@ -78,7 +78,7 @@ def test_attention_equals_the_formula_on_what_the_pages_hold(
     batch.keys, batch.values = ([as_stored(x, kv_dtype) for x in part] for part in (batch.keys, batch.values))
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), batch.expected(batch.plain), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    if kv_dtype in QUANTISED:
+    if kv_dtype in GREATEST:
         assert (got.double() - exact).norm() / exact.norm() < (0.02 if kv_dtype == INT8 else 0.06)
 
 
