@@ -22,6 +22,9 @@ from engine.request import EngineRequest, RequestOutput, RequestRefused
 
 log = logging.getLogger(__name__)
 
+TOGETHER_S = 0.002
+"""An engine that is woken waits this long if more is on its way: it then has all of it in its first step."""
+
 
 class EngineThread:
     """Fulfils `engine.contract.EngineHost`.
@@ -175,6 +178,8 @@ class EngineThread:
                 idle = True
             if idle:
                 self._wake.wait(None if self._failure else self._engine.rest_s())
+                if self._preparing:
+                    time.sleep(TOGETHER_S)
         self._close()
 
     def _turn(self) -> bool:

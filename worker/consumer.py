@@ -31,10 +31,15 @@ log = get_logger(__name__)
 RECONNECT_MAX_S = 3.0
 PUMP_S = 0.05
 """How often the hub's timers are looked at while the broker is away."""
+EVENTS_S = 0.05
+"""Celery's events of so long go together: to publish them costs as much as a job, however many they are."""
 
 
 class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
     """Bad messages become failed jobs with a reason. Their bodies are kept in the ledger and out of the log."""
+
+    _flush_at_s = 0.0
+    """When the events that wait are sent, on the monotonic clock."""
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         handle = super().create_task_handler(*args, **kwargs)
@@ -125,6 +130,19 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         )
         self.first_connection_attempt = False
         return conn
+
+    def on_send_event_buffered(self) -> None:
+        """Send the event with those of the next moment; while the worker leaves, as soon as Celery would."""
+        now_s = time.monotonic()
+        if self.hub is None or self.pool.leaving:
+            super().on_send_event_buffered()
+        elif now_s >= self._flush_at_s:
+            self._flush_at_s = now_s + EVENTS_S
+            self.hub.call_later(EVENTS_S, self._flush_events)
+
+    def stop(self) -> None:
+        self._flush_events()
+        super().stop()
 
     def _meanwhile(self) -> None:
         """Do for a moment what the hub would: end jobs, and stop those whose time is up."""

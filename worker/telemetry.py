@@ -27,7 +27,7 @@ log = get_logger(__name__)
 MAX_PENDING = 20_000
 """Engine steps, states and results that may wait; past it token events are dropped."""
 BATCH = 1024
-PAUSE_S = 0.002
+PAUSE_S = 0.005
 """Between two pipelines, if there is so much to send: what comes meanwhile shares the next one."""
 RETRY_S = 0.5
 

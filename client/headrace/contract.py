@@ -199,7 +199,10 @@ class JobRequest(SamplingFields):
 def fingerprint(body: dict[str, Any]) -> str:
     """The same of a request's body."""
     asked = {name: value for name, value in body.items() if name != "idempotency_key"}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(_canonical.encode(asked).encode()).hexdigest()
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class Timings(BaseModel):

@@ -41,6 +41,7 @@ class JobMessage:
 def publish(app: Any, producer: Any, messages: Sequence[JobMessage], signing_key: str | None = None) -> None:
     """Send the messages in their order, through a producer of `app`'s. Raises what its connection raises."""
     from celery import signals
+    from celery.utils.nodenames import anon_nodename
 
     if signals.before_task_publish.receivers or signals.after_task_publish.receivers:
         with producer.batch(len(messages)):
@@ -48,19 +49,20 @@ def publish(app: Any, producer: Any, messages: Sequence[JobMessage], signing_key
                 app.send_task(TASK_GENERATE, producer=producer, **message.options(signing_key))
         return
     channel = producer.channel
+    origin = anon_nodename()
     events = []
     with channel.conn_or_acquire() as client, client.pipeline(transaction=False) as pipe:
         for message in messages:
             options = message.options(signing_key)
-            envelope, sent = composed(app, message.job_id, options)
+            envelope, sent = composed(app, message.job_id, options, origin)
             pipe.lpush(priority_key(message.model, options["priority"]), to_json(envelope))
             events.append(sent)
         pipe.execute()
     _tell(app, producer, events)
 
 
-def composed(app: Any, job_id: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A message as it lies on its list, and the event that it was sent."""
+def composed(app: Any, job_id: str, options: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A message as it lies on its list, and the event that it was sent. `origin` says who sent it."""
     queue, priority = options["queue"], options["priority"]
     headers, properties, body, sent = app.amqp.as_task_v2(
         job_id,
@@ -69,6 +71,7 @@ def composed(app: Any, job_id: str, options: dict[str, Any]) -> tuple[dict[str, 
         reply_to=app.thread_oid,
         create_sent_event=True,
         ignore_result=None,
+        origin=origin,
         argsrepr=options["argsrepr"],
         kwargsrepr=options["kwargsrepr"],
     )

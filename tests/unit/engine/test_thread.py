@@ -310,6 +310,24 @@ def test_an_idle_engine_sleeps(make: Make, recorder: Recorder) -> None:
     assert time.process_time() - used_s < 0.1
 
 
+def test_what_comes_at_once_is_in_the_first_step(
+    make: Make, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.thread.TOGETHER_S", 0.5)
+    host = make()
+    prepare = host._engine.prepare
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.02)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(host._engine, "prepare", slowly)
+    for name in "abc":
+        host.submit(request(name))
+    outputs = recorder.wait_for(*"abc")
+    assert [output.metrics.mean_batch_size for output in outputs] == [3, 3, 3]
+
+
 def test_the_admission_cap_holds_back_and_lets_go(make: Make, recorder: Recorder) -> None:
     host = make(FakeModel(step_s=0.001))
     host.set_max_num_seqs(0)

@@ -13,8 +13,10 @@ from worker import garbage
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
+    threshold = gc.get_threshold()
     yield
     gc.unfreeze()
+    gc.set_threshold(*threshold)
     gc.enable()
 
 
@@ -40,3 +42,11 @@ def test_what_loading_left_behind_is_collected() -> None:
     assert left() is not None
     garbage.resume()
     assert left() is None
+
+
+def test_few_looks_are_taken_at_what_jobs_leave_behind() -> None:
+    garbage.resume()
+    looked = gc.get_stats()[0]["collections"]
+    jobs = [[number] for number in range(5 * garbage.YOUNG)]
+    assert gc.get_stats()[0]["collections"] - looked <= 5
+    assert len(jobs) == 5 * garbage.YOUNG

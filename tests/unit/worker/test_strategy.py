@@ -76,7 +76,7 @@ def consumer() -> Iterator[Consumer]:
 
 def message_of(job_id: str = "a", embed: dict[str, Any] | None = None, **headers: Any) -> Any:
     asked = Publication(job_id, "m", Priority.NORMAL, {"job_id": job_id})
-    payload, _ = composed(app, job_id, asked.options(None))
+    payload, _ = composed(app, job_id, asked.options(None), "nobody")
     payload["headers"] |= headers
     channel = SimpleNamespace(decode_body=lambda body, _: b64decode(body))
     made = Message({**payload, "body": payload["body"].decode()}, channel=channel)
