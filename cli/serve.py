@@ -53,6 +53,10 @@ def worker(
         Literal["auto", "int8", "fp8"] | None,
         typer.Option(help="What keys and values are kept as: auto as the weights; int8 and fp8 in half of that."),
     ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(help="Plan the next step while the device computes; by default on a GPU."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The worker's own name, before the @ and the host; one of its own for each.")
     ] = None,
@@ -74,6 +78,7 @@ def worker(
         "threads": threads,
         "quantization": quantization,
         "kv_cache_dtype": kv_cache_dtype,
+        "overlap": overlap,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = settings_with(model=chosen or None)

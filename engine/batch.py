@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
@@ -13,6 +13,7 @@ from engine.memory.storage import KVStorage
 from engine.pooling import Pooling
 from engine.rows import Rows
 from engine.scheduler import Chunk
+from engine.sequence import TokenSequence
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled, SamplingBatch
 from text.bundle import TextBundle
@@ -41,6 +42,9 @@ class Batch:
     """[N] first row and end of rows whose last hidden states are to be summed"""
     known_tokens: list[list[int]] = field(default_factory=list)
     """[R] the tokens of each request: its context, and those that aren't computed yet; read only"""
+    carried: list[tuple[int, int]] = field(default_factory=list)
+    """(row of the flat batch, sampled row of the step before it, whose token it takes): `token_ids` has 0 there, and
+    the request's `known_tokens` may lack it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +137,37 @@ class Model(Protocol):
 _page_id = attrgetter("id")
 
 
-def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
-    """The flat form of a plan's chunks. Lists of the sequences are referred to, not copied."""
+_NONE: Mapping[TokenSequence, int] = {}
+
+
+def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSequence, int] = _NONE) -> Batch:
+    """The flat form of a plan's chunks. Lists of the sequences are referred to, not copied.
+
+    `before` has the sampled row of each sequence in the step that is under way, for those whose token it chooses.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     query_start = [0]
     known_tokens: list[list[int]] = []
     pooled: list[tuple[int, int]] = []
+    carried: list[tuple[int, int]] = []
     rows = Rows()
     for chunk in chunks:
         sequence, start, end = chunk
-        tokens = sequence.tokens + sequence.drafts if end > len(sequence.tokens) else sequence.tokens
+        tokens = sequence.tokens
+        if end > len(tokens):
+            if sequence.coming:
+                carried.append((len(token_ids), before[sequence]))
+            else:
+                tokens = tokens + sequence.drafts
         known_tokens.append(tokens)
         rows.add(chunk, len(token_ids))
         if sequence.pooling is not None and (taken := sequence.unpooled(start, end)):
             first = len(token_ids) - start
             pooled.append((first + taken.start, first + taken.stop))
         if end - start == 1:
-            token_ids.append(tokens[start])
+            token_ids.append(tokens[start] if start < len(tokens) else 0)
             positions.append(start)
             slots.append(sequence.pages[start // page_size].id * page_size + start % page_size)
         else:
@@ -170,6 +186,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int) -> Batch:
         sampling=rows.sampling(),
         pooled=pooled,
         known_tokens=known_tokens,
+        carried=carried,
     )
 
 

@@ -59,6 +59,8 @@ class EngineConfig:
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of the tokens when several tenants wait; 1 for those not named."""
+    overlap: bool | Literal["auto"] = "auto"
+    """Whether the next step is planned while the device computes: `auto` is yes where the device is not the host."""
     ops: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Operations in the place of built-in ones, by their names (`engine.model.ops.REPLACEABLE`); torch runs them."""
     warm_up: bool = True
@@ -69,6 +71,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, known in (("dtype", DTYPES), ("quantization", QUANTIZATIONS), ("kv_cache_dtype", KV_DTYPES)):
             self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+        self._require("overlap", isinstance(self.overlap, bool) or self.overlap == "auto", "True, False or 'auto'")
         for name in ("max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
             self._whole(name, 1)
         for name in ("swap_space_bytes", "num_speculative_tokens"):

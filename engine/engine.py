@@ -12,9 +12,11 @@ from engine.config import EngineConfig
 from engine.contract import EngineStats
 from engine.counters import Counters
 from engine.deadlines import Deadlines
-from engine.executor import Executed, Executor, Failed, OutOfMemory
+from engine.executor import Executed, Executor, Failed, OutOfMemory, Steps
 from engine.generation import Generation
+from engine.launching import launching
 from engine.memory import PagePool
+from engine.pipeline import Pipeline
 from engine.preparation import Preparation
 from engine.reports import Reports, StepResult
 from engine.request import EngineRequest, FinishReason, RequestOutput, RequestRefused
@@ -41,6 +43,8 @@ class Engine:
     """
 
     def __init__(self, model: Model, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        launcher = launching(model, config.overlap)
+        model = launcher or model
         self._model = model
         self._config = config
         self._clock = clock
@@ -50,7 +54,11 @@ class Engine:
         """Most tokens of prompt and output: the model's limit or the configured one."""
         self._scheduler = self._new_scheduler(self._memory.pool)
         self._preparation = Preparation(self._tokenizer, model.info, config)
-        self._executor = Executor(model, config.page_size)
+        self._steps: Steps = Executor(model, config.page_size)
+        if launcher is not None:
+            guesses = bool(self._scheduler.speculation)
+            self._steps = Pipeline(launcher, config.page_size, guesses=guesses)
+        self._began_s = self._clock()
         self._deadlines = Deadlines()
         self._requests: dict[str, Choices] = {}
         self._live: dict[str, Generation] = {}
@@ -104,7 +112,7 @@ class Engine:
         """Whether a step would do anything."""
         scheduler = self._scheduler
         waiting = len(scheduler.waiting) > 0 and scheduler.admission.max_num_seqs > 0
-        runs = not self._memory.asleep and (len(scheduler.running) or waiting)
+        runs = not self._memory.asleep and (len(scheduler.running) or waiting or self._steps.busy)
         next_s = self._deadlines.next_s
         return bool(runs or self._reports.ended or (next_s is not None and next_s <= self._clock()))
 
@@ -116,6 +124,7 @@ class Engine:
     def step(self) -> StepResult:
         """Compute the next tokens of whoever is to run, and report everything since the last step.
 
+        With steps that run behind the host's back it begins the next, and reports what the one before brought.
         Raises `ModelFailed` if the model is broken; see `abandon`.
         """
         now_s = self._clock()
@@ -123,16 +132,12 @@ class Engine:
             self._end(self._live[request_id], FinishReason.ABORT, code=DEADLINE_EXCEEDED)
         if self._memory.asleep:
             return self.report()
+        if self._steps.decides:
+            self._advance((), now_s)
         plan = self._scheduler.plan(now_s)
         admitted = self._note(plan, now_s)
-        if plan.chunks:
-            self._run(plan.chunks)
-            self._counters.steps += 1
-            self._counters.last_step_s = self._clock()
-            if self._counters.steps % TIDY_EVERY == 0:
-                self._memory.tidy(now_s)
-            tokens = sum(chunk.end - chunk.start for chunk in plan.chunks)
-            self._scheduler.running.preemption.note_step(tokens, self._counters.last_step_s - now_s)
+        if plan.chunks or self._steps.busy:
+            self._advance(plan.chunks, now_s)
         return self.report(admitted)
 
     def report(self, admitted: tuple[tuple[str, float], ...] = ()) -> StepResult:
@@ -155,6 +160,7 @@ class Engine:
         self._live.clear()
         self._failed.clear()
         self._deadlines.clear()
+        self._steps.forget()
         cap = self._scheduler.admission.max_num_seqs
         self._memory.swap.clear()
         self._scheduler = self._new_scheduler(self._memory.fresh_pool())
@@ -171,12 +177,14 @@ class Engine:
         Raises `NoRoom` if one request of the context length wouldn't fit, or if there is not so much memory.
         """
         budget = self._memory.plan_size(kv_bytes)
+        self._finish_steps()
         self._counters.preemptions += len(self._scheduler.make_room(budget.pages, self._clock()))
         self._memory.resize(budget)
 
     def sleep(self) -> None:
         """Give the memory of weights and KV back. Requests wait meanwhile, running ones as if they were preempted."""
         if not self._memory.asleep:
+            self._finish_steps()
             self._counters.preemptions += len(self._scheduler.make_room(0, self._clock()))
             self._memory.sleep()
 
@@ -235,19 +243,39 @@ class Engine:
         self._counters.preemptions += len(plan.preempted)
         return tuple(first)
 
-    def _run(self, chunks: Sequence[Chunk]) -> None:
-        """Execute and commit, part by part if some of it fails."""
-        short = False
-        for outcome in self._executor.run(chunks, self._scheduler.pool):
+    def _finish_steps(self) -> None:
+        """Let nothing be under way any more."""
+        if self._steps.busy:
+            self._advance((), self._clock())
+
+    def _advance(self, chunks: Sequence[Chunk], now_s: float) -> None:
+        """Run steps, and note those that are over."""
+        busy, began_s = self._steps.busy, self._began_s
+        tokens = self._run(chunks)
+        self._began_s = now_s
+        if busy or not self._steps.busy:
+            counters = self._counters
+            began_s = max(began_s, counters.last_step_s) if busy else now_s
+            counters.steps += 1
+            counters.last_step_s = self._clock()
+            if counters.steps % TIDY_EVERY == 0:
+                self._memory.tidy(now_s)
+            self._scheduler.running.preemption.note_step(tokens, counters.last_step_s - began_s)
+
+    def _run(self, chunks: Sequence[Chunk]) -> int:
+        """Execute and commit, part by part if some of it fails; how many tokens were computed."""
+        short, tokens = False, 0
+        for outcome in self._steps.run(chunks, self._scheduler.pool):
             match outcome:
                 case Executed(group, sampled):
+                    tokens += sum(chunk.end - chunk.start for chunk in group)
                     self._commit(group, sampled)
                 case Failed(sequence, error):
                     log.error("request %s failed", sequence.id, exc_info=error)
                     failed = self._live[sequence.id]
                     self._end(failed, FinishReason.ERROR, f"{type(error).__name__}: {error}", ENGINE_ERROR)
-                case OutOfMemory(count, tokens):
-                    log.warning("memory is short for a step of %d requests and %d tokens", count, tokens)
+                case OutOfMemory(count, wanted):
+                    log.warning("memory is short for a step of %d requests and %d tokens", count, wanted)
                     if not short:
                         self._scheduler.budget.halve()
                         self._memory.relieve()
@@ -256,6 +284,7 @@ class Engine:
             self._scheduler.budget.recover()
         while self._failed:
             self.abort(self._failed.pop())
+        return tokens
 
     def _commit(self, chunks: Sequence[Chunk], sampled: Sampled) -> None:
         now_s = self._clock()

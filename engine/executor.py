@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.batch import Model, build_batch, check_sampled
 from engine.memory import PagePool
@@ -45,15 +46,46 @@ class OutOfMemory:
     tokens: int
 
 
+Outcome = Executed | Failed | OutOfMemory
+
+
+class Steps(Protocol):
+    """How steps are run: each at once, or behind the host's back."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way, of which `run` will tell."""
+        ...
+
+    @property
+    def decides(self) -> bool:
+        """Whether what is under way decides on what can be planned: `run` has to tell of it first."""
+        ...
+
+    def run(self, chunks: Sequence[Chunk], pool: PagePool) -> Iterator[Outcome]:
+        """Run the chunks, if there are any, and tell what became of those that are over.
+
+        The caller commits each part before it asks for the next.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Never tell of what is under way."""
+        ...
+
+
 class Executor:
-    """One model's steps."""
+    """One model's steps, each over when `run` ends: fulfils `Steps`."""
+
+    busy = False
+    decides = False
 
     def __init__(self, model: Model, page_size: int) -> None:
         self._model = model
         self._page_size = page_size
 
-    def run(self, chunks: Sequence[Chunk], pool: PagePool) -> Iterator[Executed | Failed | OutOfMemory]:
-        """What became of the chunks; the caller commits each part before it asks for the next.
+    def run(self, chunks: Sequence[Chunk], pool: PagePool) -> Iterator[Outcome]:
+        """What became of the chunks.
 
         If the model raises, halves are tried until the request at fault is alone. A lone chunk for
         which memory is short is cut, and what is left of it is for a later step; one that can't be cut is
@@ -84,6 +116,9 @@ class Executor:
                 yield Executed(group, sampled)
         if failed and not succeeded:
             self._probe(pool)
+
+    def forget(self) -> None:
+        """Nothing is ever under way."""
 
     def execute(self, chunks: Sequence[Chunk]) -> Sampled:
         """Run chunks as one batch, and check that the answer has a meaning."""

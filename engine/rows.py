@@ -30,8 +30,9 @@ class Rows:
             for position in sequence.unscored(start, end):
                 self._scores = True
                 self._append(first + position - 1 - start, sequence, position, sequence.tokens[position])
-        if chunk.samples:
-            for position in range(len(sequence.tokens), end + 1):
+        known = len(sequence.tokens) + sequence.coming
+        if end >= known < sequence.max_len:
+            for position in range(known, end + 1):
                 self._append(first + position - 1 - start, sequence, position, -1)
 
     def _append(self, flat: int, sequence: TokenSequence, position: int, forced: int) -> None:

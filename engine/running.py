@@ -54,7 +54,8 @@ class Running:
         self.pool.release(sequence.held_pages)
         sequence.pages = []
         sequence.gone_pages = 0
-        sequence.computed = 0
+        sequence.computed = sequence.ahead = sequence.coming = 0
+        sequence.stays += 1
 
     def give_back(self, sequence: TokenSequence, reach_tokens: int) -> None:
         """Give up the pages of tokens that none of those to come will see: each sees `reach_tokens`, with itself.
@@ -89,7 +90,9 @@ class Running:
         assert ranks == sorted(set(ranks)), "running requests are out of order"
         for sequence in self:
             assert 0 <= sequence.computed < len(sequence.tokens) <= sequence.max_len, f"{sequence.id}: counts"
-            assert self.pool.pages_for(sequence.computed) <= len(sequence.pages), f"{sequence.id}: computed without KV"
+            assert sequence.ahead >= 0 <= sequence.remaining, f"{sequence.id}: more is under way than is to come"
+            launched = self.pool.pages_for(sequence.computed + sequence.ahead)
+            assert launched <= len(sequence.pages), f"{sequence.id}: computed without KV"
             assert sequence.pages[: sequence.gone_pages] == [GONE] * sequence.gone_pages, f"{sequence.id}: gone pages"
             assert GONE not in sequence.held_pages, f"{sequence.id} holds a page that is gone"
             assert sequence not in self._waiting, f"{sequence.id} runs and waits"

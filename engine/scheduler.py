@@ -30,14 +30,13 @@ class Chunk(NamedTuple):
     end: int
 
     @property
-    def samples(self) -> bool:
-        """Whether the step brings a new token: the chunk reaches the last one known, and one more may come."""
-        return self.end >= len(self.sequence.tokens) < self.sequence.max_len
-
-    @property
     def choices(self) -> int:
-        """Tokens that the step chooses: what may come after the last one known, and after each draft."""
-        return self.end - len(self.sequence.tokens) + 1 if self.samples else 0
+        """Tokens that the step chose: what may come after the last one known, and after each draft.
+
+        None if the chunk doesn't reach the last one known, or no token may come after it.
+        """
+        known = len(self.sequence.tokens)
+        return self.end - known + 1 if self.end >= known < self.sequence.max_len else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +106,14 @@ class Scheduler:
         longer: list[TokenSequence] = []
         page_size = self.pool.page_size
         for sequence in tuple(self.running):
-            pages, known, computed = len(sequence.pages), len(sequence.tokens), sequence.computed
-            if not pages:
-                continue  # preempted by one before it
-            if known - computed > 1:
+            pages, known = len(sequence.pages), len(sequence.tokens) + sequence.coming
+            launched = sequence.computed + sequence.ahead
+            if not pages or launched == known:
+                continue  # preempted by one before it, or its last token is under way
+            if known - launched > 1:
                 longer.append(sequence)
             elif budget and (known <= pages * page_size or self._grow(sequence, now_s, preempted)):
-                chunks.append(Chunk(sequence, computed, known))
+                chunks.append(Chunk(sequence, launched, known))
                 budget -= 1
         prompts = self.budget.prompts(len(chunks)) if longer else 0
         if self.speculation:
@@ -196,6 +196,7 @@ def _prefill(sequences: list[TokenSequence], budget: int) -> list[Chunk]:
             break
         wanted -= sequence.remaining
         count = min(sequence.remaining, budget - min(wanted, budget // 2))
-        chunks.append(Chunk(sequence, sequence.computed, sequence.computed + count))
+        launched = sequence.computed + sequence.ahead
+        chunks.append(Chunk(sequence, launched, launched + count))
         budget -= count
     return chunks

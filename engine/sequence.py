@@ -77,6 +77,12 @@ class TokenSequence:
     """Prompt tokens whose logprobs are known, or never will be: the first one's."""
     computed: int = 0
     """Tokens whose KV is written."""
+    ahead: int = 0
+    """Tokens behind them whose KV steps under way write."""
+    coming: int = 0
+    """Tokens behind the known ones that steps under way choose and that are to be computed, too: 0 or 1."""
+    stays: int = 0
+    """How often it has left those who run: what was launched for an earlier stay is nobody's."""
     pages: list[Page] = field(default_factory=list)
     """In the order of its tokens; `GONE` where one was given back."""
     gone_pages: int = 0
@@ -124,8 +130,8 @@ class TokenSequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that are known and not computed: 1 when decoding."""
-        return len(self.tokens) - self.computed
+        """Tokens that are known, or come, and that no step computes yet: 1 when decoding."""
+        return len(self.tokens) + self.coming - self.computed - self.ahead
 
     def page_hashes(self, page_size: int) -> list[bytes]:
         """The chained hashes of all full pages of its known tokens; `root` must be set."""
@@ -138,13 +144,13 @@ class TokenSequence:
     @property
     def banned(self) -> tuple[int, ...]:
         """Token ids that may not come next."""
-        return self.end_ids if len(self.tokens) < self.ends_from else ()
+        return self.end_ids if len(self.tokens) + self.coming < self.ends_from else ()
 
     @property
     def guessable(self) -> bool:
         """Whether its next tokens are chosen by what `sampling` says and nothing else."""
         plain = self.rules is None and self.logprobs < 0 and self.prompt_logprobs < 0
-        return plain and len(self.tokens) >= self.ends_from
+        return plain and len(self.tokens) + self.coming >= self.ends_from
 
     @property
     def complete(self) -> bool:

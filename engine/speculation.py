@@ -106,7 +106,7 @@ class Speculation:
     def guess(self, sequence: TokenSequence, room: int) -> list[int]:
         """What to compute behind the last known token of a sequence: at most `room` tokens, often none."""
         most = min(self._most, room, sequence.max_len - len(sequence.tokens) - 1)
-        if most < 1 or not sequence.guessable:
+        if most < 1 or sequence.coming or not sequence.guessable:
             return []
         if sequence.lookup is None:
             sequence.lookup = PromptLookup()

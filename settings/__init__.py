@@ -62,6 +62,8 @@ class ModelSettings(BaseModel):
     """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
     num_speculative_tokens: int = Field(4, ge=0, le=64)
     """Most tokens that are guessed ahead for a request, where that pays; 0 guesses none. The output is the same."""
+    overlap: bool | Literal["auto"] = "auto"
+    """Whether the next step is planned while the device computes; `auto`: on a GPU. The output is the same."""
     aging_s: float = Field(60.0, gt=0)
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}

@@ -32,8 +32,13 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         # The suite was started in the background. Its children would inherit an ignored signal, but not a handler.
         signal.signal(_number, lambda *_: None)
 wait_briefly()
-settings.register_profile("correctness", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("correctness")  # a busy machine is no failure: speed is measured elsewhere
+settings.register_profile(
+    "correctness",
+    deadline=None,
+    # A busy machine is no failure: speed is measured elsewhere. A method that runs with several parameters is one.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
+)
+settings.load_profile("correctness")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

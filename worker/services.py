@@ -143,6 +143,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         batch_window_ms=asked.batch_window_ms,
         prefill_share=asked.prefill_share,
         num_speculative_tokens=asked.num_speculative_tokens,
+        overlap=asked.overlap,
         aging_s=asked.aging_s,
         tenant_weights=asked.tenant_weights,
         memory_margin=asked.memory_margin,

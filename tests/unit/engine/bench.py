@@ -18,6 +18,8 @@ from kernels.sampling import Sampled
 PAGE_BYTES = 4 * 1024
 """Of the fake model, with pages of 4 tokens."""
 ENDLESS = {"max_tokens": 500}
+OVERLAP = False
+"""Whether the steps of benches overlap, unless they are told."""
 
 
 @dataclass
@@ -134,6 +136,7 @@ def make_bench(model: FakeModel | None = None, pages: int = 1000, clock: Clock |
         "kv_cache_bytes": pages * 4 * model.info.kv_bytes_per_token,
         "max_seq_len": min(4096, 4 * pages),
         "warm_up": False,
+        "overlap": OVERLAP,
         **config,
     }
     return Bench(Engine(model, EngineConfig("fake", **settings), clock or time.monotonic), model)

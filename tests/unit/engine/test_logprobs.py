@@ -103,6 +103,7 @@ class TestScoring:
         assert output.metrics.cached_tokens == 0
         assert None not in (output.prompt_logprobs or ())[1:]
 
+    @pytest.mark.in_turn
     def test_an_abort_keeps_what_was_scored(self) -> None:
         bench = make_bench(max_num_batched_tokens=4)
         bench.add("a", "x" * 20, max_tokens=0, prompt_logprobs=0)

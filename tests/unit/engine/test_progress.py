@@ -117,6 +117,7 @@ def test_memory_chunks_and_neighbours_change_nothing(
     assert all(output.metrics.cached_tokens <= len(output.prompt_token_ids) for output in outputs.values())
 
 
+@pytest.mark.in_turn
 def test_the_first_delta_repeats_what_there_was() -> None:
     whole = make_bench(euro()).one("prompt", max_tokens=12, logprobs=1)
     bench = make_bench(euro())

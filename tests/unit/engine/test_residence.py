@@ -188,6 +188,7 @@ class TestSize:
         finished(bench)
 
 
+@pytest.mark.in_turn
 def test_idle_memory_is_compacted_past_thirty_percent_and_empty_extents_are_given_back() -> None:
     bench = bench_of(40, enable_prefix_caching=False)
     for number in range(8):
@@ -238,6 +239,7 @@ def test_a_busy_engine_moves_its_pages_together_between_steps() -> None:
     assert {bench.run()[name].text for name in "04"} == {expected("p" * 12, 100)}
 
 
+@pytest.mark.in_turn
 def test_a_step_without_memory_gives_back_what_is_only_cached() -> None:
     model = RaisingModel(lambda batch: model.calls == 20 and _out_of_memory())
     bench = make_bench(model, pages=40)

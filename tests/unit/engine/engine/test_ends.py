@@ -49,6 +49,7 @@ class TestAbort:
         assert output.finish_reason is FinishReason.ABORT
         assert not bench.engine.has_work
 
+    @pytest.mark.in_turn
     def test_keeps_what_was_held_back_for_a_stop(self) -> None:
         bench = make_bench(scripted(list(b"ab</")))
         bench.add("a", "p", max_tokens=50, stop="</end>")

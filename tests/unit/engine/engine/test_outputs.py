@@ -106,6 +106,7 @@ class TestMetrics:
         assert (outputs["a"].metrics.mean_batch_size, outputs["a"].metrics.max_batch_size) == (8 / 6, 2)
         assert (outputs["b"].metrics.mean_batch_size, outputs["b"].metrics.max_batch_size) == (2.0, 2)
 
+    @pytest.mark.in_turn
     def test_stats_count_what_happened(self) -> None:
         bench = make_bench(max_num_seqs=2)
         for number in range(3):

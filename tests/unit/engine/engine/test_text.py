@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.engine.bench import make_bench, scripted
 
 
 class TestText:
+    @pytest.mark.in_turn
     def test_characters_are_complete(self) -> None:
         """https://github.com/vllm-project/vllm/issues/8627"""
         bench = make_bench(scripted(list("né🙂".encode())))
