@@ -45,6 +45,9 @@ def worker(
     ] = None,
     alias: Annotated[str | None, typer.Option(help="The name that jobs use for it.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; by default the best there is.")] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Devices that the model is divided among.")
+    ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most jobs in one batch.")] = None,
     max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and output.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
@@ -73,6 +76,7 @@ def worker(
         "model_path": model,
         "alias": alias,
         "device": device,
+        "tensor_parallel_size": tensor_parallel_size,
         "max_num_seqs": max_num_seqs,
         "max_seq_len": max_seq_len,
         "threads": threads,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.memory import Page
 from engine.memory.machine import DeviceMemory
@@ -76,7 +76,10 @@ HOST_KV_BYTES = 2**30
 
 
 class Model(Protocol):
-    """A resident model with its KV storage: `engine.cpu.model.CpuModel`, `engine.runner.TorchModel`, the fake one."""
+    """A resident model with its KV storage: `engine.cpu.model.CpuModel`, `engine.runner.TorchModel`, the fake one.
+
+    What it raises ends the requests of the step; `engine.executor.ModelFailed` ends the engine.
+    """
 
     info: ModelInfo
 
@@ -131,6 +134,15 @@ class Model(Protocol):
 
     def close(self) -> None:
         """Release weights and KV."""
+        ...
+
+
+@runtime_checkable
+class Perishable(Protocol):
+    """A model that may be lost between two steps, because parts of it are processes."""
+
+    def on_loss(self, call: Callable[[str], None]) -> None:
+        """Have `call` called once, on any thread, with what happened if the model is lost."""
         ...
 
 

@@ -16,6 +16,8 @@ QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 KV_DTYPES: tuple[str, ...] = get_args(KVDtype)
 MOST_THREADS = 1024
 """More than any machine's cores; a system that can't start so many would end the process."""
+MOST_RANKS = 64
+"""Devices that one machine may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,13 @@ class EngineConfig:
     dtype: Dtype = "auto"
     """`auto`: bfloat16 where the device has instructions for it, else float32."""
     device: str = "auto"
+    tensor_parallel_size: int = 1
+    """Devices that the model is divided among, each with a process (`engine.parallel`); of a CPU, parts of its cores.
+
+    Memory in bytes, of the KV and the swap space, is of each.
+    """
+    patience_s: float = 60.0
+    """How long one of several processes may keep the others waiting within a step before it is taken to be lost."""
     max_num_seqs: int = 64
     max_seq_len: int = 4096
     max_num_batched_tokens: int = 1024
@@ -72,7 +81,7 @@ class EngineConfig:
         for name, known in (("dtype", DTYPES), ("quantization", QUANTIZATIONS), ("kv_cache_dtype", KV_DTYPES)):
             self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
         self._require("overlap", isinstance(self.overlap, bool) or self.overlap == "auto", "True, False or 'auto'")
-        for name in ("max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
+        for name in ("tensor_parallel_size", "max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):
             self._whole(name, 1)
         for name in ("swap_space_bytes", "num_speculative_tokens"):
             self._whole(name, 0)
@@ -85,6 +94,8 @@ class EngineConfig:
             self._require("threads", self.threads <= MOST_THREADS, f"at most {MOST_THREADS}")
         for name in ("prefill_share", "gpu_memory_utilization"):
             self._require(name, 0 < getattr(self, name) <= 1, "over 0 and at most 1")
+        self._require("tensor_parallel_size", self.tensor_parallel_size <= MOST_RANKS, f"at most {MOST_RANKS}")
+        self._require("patience_s", 0 < self.patience_s < math.inf, "a number over 0")
         self._require("batch_window_ms", 0 <= self.batch_window_ms < math.inf, "a number, at least 0")
         self._require("memory_margin", 0 <= self.memory_margin < 1, "from 0 to under 1")
         self._require("aging_s", 0 < self.aging_s < math.inf, "a number over 0")

@@ -98,6 +98,8 @@ class Executor:
             group = groups.pop()
             try:
                 sampled = self.execute(group)
+            except ModelFailed:
+                raise
             except Exception as error:
                 short = is_out_of_memory(error)
                 if short:
@@ -133,6 +135,8 @@ class Executor:
         token = TokenSequence(id="probe", tokens=[0], prompt_tokens=1, max_len=2, pages=pages)
         try:
             self.execute([Chunk(token, 0, 1)])
+        except ModelFailed:
+            raise
         except Exception as error:
             raise ModelFailed(f"the model can't run any request: {type(error).__name__}: {error}") from error
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +23,9 @@ from engine.model.decoder import Decoder
 from engine.model.foreign import ForeignDecoder, load_foreign
 from engine.model.gguf_file import GGUFFile
 from engine.model.ops import usable_ops
-from engine.model.spec import ForeignModel
+from engine.model.spec import ForeignModel, UnsupportedModel
+from engine.model.split import Part, SplitWeights
+from engine.parallel.group import Group
 from engine.pooling import DEFAULT_POOLING
 from engine.torch_storage import TorchStorage
 from kernels.kv import KVLayout
@@ -43,8 +46,17 @@ LEAST_ROWS = 16
 class TorchModel:
     """`engine.batch.Model` with real weights. One thread at a time may call it."""
 
-    def __init__(self, config: EngineConfig, decoder: AnyDecoder, info: ModelInfo, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        decoder: AnyDecoder,
+        info: ModelInfo,
+        device: torch.device,
+        group: Group | None = None,
+    ) -> None:
+        """With a `group` it is one rank's part of the model, and only the first rank's tokens count."""
         self.info = info
+        self._group = group
         self._config = config
         self._decoder: AnyDecoder | None = decoder
         self._spec = decoder.spec
@@ -56,7 +68,7 @@ class TorchModel:
         self._kv: Sequence[Any] = ()
 
     @classmethod
-    def load(cls, config: EngineConfig, files: ModelFiles | None = None) -> Self:
+    def load(cls, config: EngineConfig, files: ModelFiles | None = None, group: Group | None = None) -> Self:
         """Read, convert and pack the weights of the model that `config` names. `threads` holds for the process."""
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -64,7 +76,7 @@ class TorchModel:
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         check_kv_dtype(config, device)
-        decoder = load_decoder(config, files, dtype, device)
+        decoder = load_decoder(config, files, dtype, device, group)
         spec, text, kv_dtype = decoder.spec, files.text, TYPES.get(config.kv_cache_dtype, dtype)
         info = ModelInfo(
             revision=revision(config, files),
@@ -78,7 +90,7 @@ class TorchModel:
             reach_tokens=spec.reach_tokens,
             generates=files.generates,
         )
-        return cls(config, decoder, info, device)
+        return cls(config, decoder, info, device, group)
 
     @property
     def cheap_rows(self) -> int:
@@ -121,18 +133,32 @@ class TorchModel:
         decoder = self._open()
         if self._storage is None:
             raise RuntimeError("allocate_kv must be called before the first step")
-        token_ids, meta, rows = self._upload(batch, self._storage.layout)
-        hidden = decoder.hidden(token_ids, meta, self._kv, rows)
-        sampled = self._sample(decoder, hidden[: len(batch.sample_rows)], batch.sampling)
-        return sampled._replace(pooled=_sums(hidden[len(batch.sample_rows) :], batch.pooled))
+        with self._together(decoder, batch):
+            token_ids, meta, rows = self._upload(batch, self._storage.layout)
+            hidden = decoder.hidden(token_ids, meta, self._kv, rows)
+            sampled = self._sample(decoder, hidden[: len(batch.sample_rows)], batch.sampling)
+            return sampled._replace(pooled=_sums(hidden[len(batch.sample_rows) :], batch.pooled))
+
+    def _together(self, decoder: AnyDecoder, batch: Batch) -> AbstractContextManager[None]:
+        """A step of all ranks, if there are several."""
+        if self._group is None or not isinstance(decoder, Decoder):
+            return nullcontext()
+        parts = [end - first for first, end in self._parts(len(batch.sample_rows))]
+        return self._group.step(decoder.exchanges(len(batch.token_ids), parts))
+
+    def _parts(self, rows: int) -> list[tuple[int, int]]:
+        """First and end of rows whose logits stand side by side: few, as a scored prompt has many."""
+        return [(first, min(first + self._most_rows, rows)) for first in range(0, rows, self._most_rows)]
 
     def _sample(self, decoder: AnyDecoder, hidden: Tensor, sampling: SamplingBatch) -> Sampled:
-        """Tokens of what the head reads, [S, hidden]; of few rows at once, as a scored prompt has many."""
+        """Tokens of what the head reads, [S, hidden]."""
         tokens: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
-        for first in range(0, len(hidden), self._most_rows):
-            end = min(first + self._most_rows, len(hidden))
-            sampled = decoder.kernels.sample(decoder.logits(hidden[first:end]), sampling.part(first, end))
+        for first, end in self._parts(len(hidden)):
+            logits = decoder.logits(hidden[first:end])
+            if self._group is not None and not self._group.is_first:
+                continue
+            sampled = decoder.kernels.sample(logits, sampling.part(first, end))
             tokens += sampled.tokens
             logprobs += sampled.logprobs or [None] * (end - first)
         return Sampled(tokens, logprobs if sampling.logprobs is not None else None)
@@ -154,7 +180,7 @@ class TorchModel:
         found = revision(self._config, files)
         if found != self.info.revision:
             raise RuntimeError(f"the files of {self._config.model} are those of another model now: {found}")
-        self._decoder = load_decoder(self._config, files, self._dtype, self._device)
+        self._decoder = load_decoder(self._config, files, self._dtype, self._device, self._group)
 
     def close(self) -> None:
         self._decoder = None
@@ -198,8 +224,10 @@ def _sums(hidden: Tensor, pooled: Sequence[tuple[int, int]]) -> list[NDArray[np.
 
 
 @torch.inference_mode()
-def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device) -> AnyDecoder:
-    """The weights in `files`, converted and packed for the device."""
+def load_decoder(
+    config: EngineConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device, group: Group | None = None
+) -> AnyDecoder:
+    """The weights in `files`, converted and packed for the device; of several ranks, this one's."""
     kernels = get_kernels(device, TYPES.get(config.kv_cache_dtype))
     try:
         spec = spec_of(config, files)
@@ -208,24 +236,33 @@ def load_decoder(config: EngineConfig, files: ModelFiles, dtype: torch.dtype, de
             raise
         if config.ops:
             raise ValueError(f"no operation of {config.model} can be replaced: {reason}") from reason
+        if group is not None:
+            raise UnsupportedModel(f"{reason}; transformers' code serves it on one device alone") from reason
         return load_foreign(config, files, reason, kernels, dtype, device)
+    source, part, whole = open_weights(files, spec), None, spec
+    if group is not None:
+        part = Part(group.rank, group.ranks)
+        spec, source = part.spec(whole), SplitWeights(source, whole, part)
     weights = build_weights(
         spec,
-        open_weights(files, spec),
+        source,
         kernels,
         dtype=dtype,
         device=device,
         vocab_size=files.text.vocab_size,
         positions=min(spec.context_len, config.max_seq_len),
         ops=usable_ops(config.ops, spec, dtype, device),
+        part=part,
     )
-    return Decoder(spec, weights, kernels, dtype)
+    return Decoder(spec, weights, kernels, dtype, group, min(files.text.vocab_size, whole.vocab_rows))
 
 
 def check_ops(config: EngineConfig) -> None:
     """Raise ValueError if `config.ops` don't fit the model that it names; reads no weights."""
     if is_fake(config.model):
         raise ValueError("the fake model has no operations that could be replaced")
+    if config.tensor_parallel_size > 1:
+        raise ValueError("custom operations run on one device alone: they need tensor_parallel_size=1")
     if config.quantization != "none":
         raise ValueError(f"custom operations need torch, which has no quantization={config.quantization!r}")
     try:

@@ -12,11 +12,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from engine.batch import Model
+from engine.batch import Model, Perishable
 from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.contract import EngineListener, EngineStats
 from engine.engine import ENGINE_ERROR, Engine
+from engine.executor import ModelFailed
 from engine.reports import StepResult
 from engine.request import EngineRequest, RequestOutput, RequestRefused
 
@@ -50,6 +51,8 @@ class EngineThread:
             threading.Thread(target=self._loop, name="engine", daemon=True),
             threading.Thread(target=self._prepare_loop, name="engine-prepare", daemon=True),
         ]
+        if isinstance(model, Perishable):
+            model.on_loss(self._lose)
 
     @property
     def healthy(self) -> bool:
@@ -205,6 +208,10 @@ class EngineThread:
 
     def _refuse(self, request: EngineRequest, refused: RequestRefused, arrived_s: float) -> None:
         self._finish([self._engine.refuse(request, refused, arrived_s)])
+
+    def _lose(self, what: str) -> None:
+        """The model was lost; a step that runs notices by itself, but there may be none."""
+        self._post(lambda: None if self._failure else self._fail(ModelFailed(what)))
 
     def _fail(self, error: Exception) -> None:
         """Give up: nothing that the engine holds can be trusted any more."""

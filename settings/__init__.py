@@ -35,7 +35,8 @@ class ModelSettings(BaseModel):
     """The name that jobs use; by default the last part of `model_path` without its ending."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
-    tensor_parallel_size: int = Field(1, ge=1, le=1)
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
+    """Devices that the model is divided among. Memory in bytes is of each of them."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
     kv_cache_bytes: int | None = Field(None, gt=0)
     """KV pool size; by default all that is left on a GPU, and 1 GiB on a CPU. Never more than is left."""

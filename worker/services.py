@@ -127,6 +127,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         cache=settings.cache,
         dtype=asked.dtype,
         device=asked.device,
+        tensor_parallel_size=asked.tensor_parallel_size,
         max_num_seqs=asked.max_num_seqs,
         max_seq_len=asked.max_seq_len,
         max_num_batched_tokens=asked.max_num_batched_tokens,

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
     """Why the library can't serve this model in this configuration; None if it can."""
+    if config.tensor_parallel_size > 1:
+        return f"it isn't divided, and tensor_parallel_size is {config.tensor_parallel_size}"
     if config.embeddings:
         return "it makes no embeddings"
     if config.ops:

@@ -36,6 +36,8 @@ def load_model(config: EngineConfig) -> Model:
     On a CPU the compiled library serves if it can; torch, which takes seconds to import, serves all else.
     """
     if is_fake(config.model):
+        if config.tensor_parallel_size > 1:
+            raise ValueError("the fake model runs on no device that it could be divided among")
         return load_fake(config.model)
     ensure_ours()
     files = open_files(config)
@@ -60,6 +62,10 @@ def load_model(config: EngineConfig) -> Model:
             f"quantization={config.quantization!r} needs the CPU library, which can't serve here: {why_not}"
         )
     wait_briefly()
+    if config.tensor_parallel_size > 1:
+        from engine.parallel.model import ParallelModel
+
+        return ParallelModel.load(config, files)
     from engine.runner import TorchModel
 
     return TorchModel.load(config, files)

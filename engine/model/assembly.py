@@ -15,6 +15,7 @@ from engine.model.norms import LayerNorm, Norm, RMSNorm
 from engine.model.ops import Operation
 from engine.model.rotary import rotary_table_of
 from engine.model.spec import ModelSpec
+from engine.model.split import Part, tokens_of_each
 from engine.model.weights import StoredTensor, Weights
 from kernels.protocol import Attention, Kernels, Linear
 
@@ -29,14 +30,17 @@ def build_weights(
     vocab_size: int,
     positions: int,
     ops: Mapping[str, Operation] | None = None,
+    part: Part | None = None,
 ) -> DecoderWeights:
     """Read, fuse and pack all weights. The head is cut to `vocab_size` rows: padding ids are never sampled.
 
-    `ops` stand in the place of built-in operations.
+    `ops` stand in the place of built-in operations. `part`: `spec` and `source` are those of one of several ranks,
+    whose head keeps its rows, so that all have as many.
     """
     parts = _Parts(spec, source, kernels, dtype, device, ops or {})
-    embedding = parts.matrix("embedding")
-    head = embedding if spec.tied_head else parts.matrix("head")
+    rows = vocab_size if part is None else tokens_of_each(spec.vocab_rows, part.ranks)
+    embedding = parts.matrix("embedding", rows if part else 0)
+    head = embedding if spec.tied_head else parts.matrix("head", rows if part else 0)
     tables = {
         rope: torch.from_numpy(rotary_table_of(spec, source, positions, rope)).to(device)
         for rope in {spec.rope_of(layer) for layer in range(spec.layers)}
@@ -45,8 +49,9 @@ def build_weights(
         embedding=embedding,
         layers=tuple(parts.layer(i, tables[spec.rope_of(i)]) for i in range(spec.layers)),
         norm=parts.norm("norm"),
-        head=kernels.linear(head[:vocab_size]),
+        head=kernels.linear(head[:rows]),
         positions=parts.matrix("positions")[:positions] if spec.rope is None else None,
+        first_token=part.tokens(spec.vocab_rows).start if part else 0,
     )
 
 
@@ -105,8 +110,11 @@ class _Parts:
         weight = torch.from_numpy(self.source[name].float32()).to(self.device)
         return weight + 1 if self.spec.norm_from_one else weight
 
-    def matrix(self, name: str) -> Tensor:
-        return to_torch(self.source[name]).to(self.device, self.dtype)
+    def matrix(self, name: str, least_rows: int = 0) -> Tensor:
+        """With rows of zeros behind its own if those are fewer."""
+        found = to_torch(self.source[name]).to(self.device, self.dtype)
+        missing = least_rows - len(found)
+        return found if missing <= 0 else torch.cat([found, found.new_zeros(missing, *found.shape[1:])])
 
     def linear(self, names: Sequence[str], *, bias: bool) -> Linear:
         """Matrices of the same input as one."""

@@ -44,6 +44,13 @@ class StoredTensor:
         data = self.data[rows]
         return StoredTensor(self.kind, (len(data), *self.shape[1:]), data)
 
+    def some_columns(self, columns: slice) -> StoredTensor:
+        """A run of a matrix's columns; of blocks, which lie within rows, as float32."""
+        if not self.is_plain:
+            return StoredTensor("F32", self.shape, self.float32()).some_columns(columns)
+        data = self.data[:, columns]
+        return StoredTensor(self.kind, (self.shape[0], data.shape[1]), data)
+
     def transposed(self) -> StoredTensor:
         """Columns as rows; of elements only."""
         if not self.is_plain:
