@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Dialect, Float, literal
+from sqlalchemy import BindParameter, Dialect, Float, bindparam, literal
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -37,7 +37,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class db_now(FunctionElement[datetime]):  # noqa: N801 (it reads as an SQL function)
-    """The moment, `offset_s` seconds from now, on the database's clock.
+    """The moment, `offset_s` seconds from now (a parameter, if that is one), on the database's clock.
 
     On PostgreSQL it is `statement_timestamp()`: unlike `now()` it moves on within a transaction, and unlike
     `clock_timestamp()` it is stable within a statement, so that comparisons with it can use an index.
@@ -46,8 +46,16 @@ class db_now(FunctionElement[datetime]):  # noqa: N801 (it reads as an SQL funct
     type = UtcTime()
     inherit_cache = True
 
-    def __init__(self, offset_s: float = 0.0) -> None:
-        super().__init__(*([literal(float(offset_s), Float)] if offset_s else []))
+    def __init__(self, offset_s: float | BindParameter[float] = 0.0) -> None:
+        if isinstance(offset_s, BindParameter):
+            super().__init__(offset_s)
+        else:
+            super().__init__(*([literal(float(offset_s), Float)] if offset_s else []))
+
+
+def seconds(name: str) -> BindParameter[float]:
+    """A parameter that is a span of time."""
+    return bindparam(name, type_=Float)
 
 
 @compiles(db_now, "sqlite")

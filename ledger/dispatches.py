@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.contract import JobStatus, Reason
-from sqlalchemy import delete, exists, func, literal, or_, select, union_all, update
+from sqlalchemy import bindparam, delete, exists, func, literal, or_, select, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from ledger.clock import UtcTime, db_now
+from ledger.clock import UtcTime, db_now, seconds
 from ledger.contract import Dispatch, Topic, Verdict
 from ledger.deliveries import ENDS, verdict_on
 from ledger.lines import Line
@@ -31,12 +31,16 @@ _MESSAGES = (
     .join(JobRow, JobRow.id == OutboxRow.job_id)
     .where(OutboxRow.due_at <= db_now(), OutboxRow.sent_at.is_(None))
 )
-_REVOCATIONS = _MESSAGES.where(OutboxRow.line.is_(None), OutboxRow.topic == Topic.REVOKE)
+_REVOCATIONS = (
+    _MESSAGES.where(OutboxRow.line.is_(None), OutboxRow.topic == Topic.REVOKE)
+    .order_by(OutboxRow.due_at, OutboxRow.id)
+    .limit(bindparam("most"))
+)
 
 
 def revocations(connection: Connection, limit: int) -> list[Dispatch]:
     """What is to be stopped, the oldest first. It is nobody's own: to be told twice stops nothing else."""
-    rows = connection.execute(_REVOCATIONS.order_by(OutboxRow.due_at, OutboxRow.id).limit(limit))
+    rows = connection.execute(_REVOCATIONS, {"most": limit})
     return [Dispatch(row.id, row.topic, row.job_id, row.model, row.priority, row.fence) for row in rows]
 
 
@@ -69,10 +73,26 @@ def sent(connection: Connection, ids: Sequence[int]) -> None:
     connection.execute(delete(OutboxRow).where(rows, OutboxRow.topic != Topic.PUBLISH))
 
 
+_SIGHT: Any = (
+    select(
+        JobRow.id,
+        JobRow.status,
+        JobRow.attempt,
+        JobRow.max_attempts,
+        JobRow.cancel_requested,
+        JobRow.lease_until,
+        JobRow.deadline,
+        db_now().label("now"),
+    )
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+)
+_LAPSED = _SIGHT.where(is_in(RUNNING), JobRow.lease_until <= db_now()).order_by(JobRow.lease_until)
+_LATE = _SIGHT.where(is_in(QUEUED), JobRow.deadline <= db_now()).order_by(JobRow.deadline)
+
+
 def reap(connection: Connection, limit: int) -> int:
-    lapsed = connection.execute(
-        _sight(limit).where(is_in(RUNNING), JobRow.lease_until <= db_now()).order_by(JobRow.lease_until)
-    ).all()
+    lapsed = connection.execute(_LAPSED, {"most": limit}).all()
     found: dict[Verdict, list[Any]] = defaultdict(list)
     for row in lapsed:
         found[verdict_on(row)].append(row)
@@ -82,29 +102,16 @@ def reap(connection: Connection, limit: int) -> int:
     if found[Verdict.DEAD]:
         clear_companions(connection, [row.id for row in found[Verdict.DEAD]])
     _requeue(connection, found[Verdict.RUN])
-    late = connection.execute(
-        _sight(limit).where(is_in(QUEUED), JobRow.deadline <= db_now()).order_by(JobRow.deadline)
-    ).all()
+    late = connection.execute(_LATE, {"most": limit}).all()
     end(connection, [row.id for row in late], EXPIRED, Reason.DEADLINE_EXCEEDED)
     return len(lapsed) + len(late)
 
 
+_STALE = select(func.count()).where(is_in(RUNNING), JobRow.lease_until <= db_now(seconds("since_s")))
+
+
 def stale_leases(connection: Connection, for_s: float) -> int:
-    stale = select(func.count()).where(is_in(RUNNING), JobRow.lease_until <= db_now(-for_s))
-    return connection.execute(stale).scalar_one()
-
-
-def _sight(limit: int) -> Any:
-    columns = (
-        JobRow.id,
-        JobRow.status,
-        JobRow.attempt,
-        JobRow.max_attempts,
-        JobRow.cancel_requested,
-        JobRow.lease_until,
-        JobRow.deadline,
-    )
-    return select(*columns, db_now().label("now")).limit(limit).with_for_update(skip_locked=True)
+    return connection.execute(_STALE, {"since_s": -for_s}).scalar_one()
 
 
 def _requeue(connection: Connection, rows: Sequence[Any]) -> None:
@@ -142,17 +149,19 @@ def queued(connection: Connection, model: str, older_than_s: float, limit: int) 
     return [Dispatch(0, Topic.PUBLISH, row.id, row.model, row.priority) for row in connection.execute(settled)]
 
 
+_SENT_COUNTS = union_all(
+    select(JobRow.model, literal(QUEUED.value), func.count())
+    .join(OutboxRow, OutboxRow.job_id == JobRow.id)
+    .where(is_in(QUEUED), OutboxRow.sent_at.is_not(None))
+    .group_by(JobRow.model),
+    select(JobRow.model, literal(RUNNING.value), func.count()).where(is_in(RUNNING)).group_by(JobRow.model),
+)
+"""One statement: between two of them jobs come and go."""
+
+
 def sent_counts(connection: Connection) -> dict[str, dict[JobStatus, int]]:
     counts: dict[str, dict[JobStatus, int]] = {}
-    waiting = (
-        select(JobRow.model, literal(QUEUED.value), func.count())
-        .join(OutboxRow, OutboxRow.job_id == JobRow.id)
-        .where(is_in(QUEUED), OutboxRow.sent_at.is_not(None))
-        .group_by(JobRow.model)
-    )
-    running = select(JobRow.model, literal(RUNNING.value), func.count()).where(is_in(RUNNING)).group_by(JobRow.model)
-    # One statement: between two of them jobs come and go.
-    for model, status, count in connection.execute(union_all(waiting, running)):
+    for model, status, count in connection.execute(_SENT_COUNTS):
         counts.setdefault(model, {})[JobStatus(status)] = count
     return counts
 
@@ -174,12 +183,19 @@ def republish(connection: Connection, job_ids: Sequence[str]) -> int:
     return len(lost)
 
 
-def elect(connection: Connection, role: str, owner: str, ttl_s: float) -> bool:
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    term = insert(RoleRow).values(role=role, owner=owner, held_until=db_now(ttl_s))
+def _term(insert: Any) -> Any:
+    term = insert(RoleRow).values(role=bindparam("role"), owner=bindparam("owner"), held_until=db_now(seconds("for_s")))
     won = term.on_conflict_do_update(
         index_elements=[RoleRow.role],
         set_={"owner": term.excluded.owner, "held_until": term.excluded.held_until},
         where=or_(RoleRow.owner == term.excluded.owner, RoleRow.held_until <= db_now()),
     )
-    return connection.execute(won.returning(RoleRow.role)).first() is not None
+    return won.returning(RoleRow.role)
+
+
+_TERMS = {"sqlite": _term(sqlite.insert), "postgresql": _term(postgresql.insert)}
+
+
+def elect(connection: Connection, role: str, owner: str, ttl_s: float) -> bool:
+    term = {"role": role, "owner": owner, "for_s": ttl_s}
+    return connection.execute(_TERMS[connection.dialect.name], term).first() is not None

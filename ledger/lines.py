@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from headrace.contract import Priority
-from sqlalchemy import case, func, literal, select, update
+from sqlalchemy import Select, bindparam, case, func, literal, select, update
 from sqlalchemy.engine import Connection
 
-from ledger.clock import db_now
+from ledger.clock import db_now, seconds
 from ledger.contract import Windows
 from ledger.models import JobRow, OutboxRow
 
@@ -53,16 +53,20 @@ class Line(NamedTuple):
         return f"{self.model} {_CLASSES[self.priority]} {self.tenant}"
 
 
+_IN_NO_LINE = (
+    select(OutboxRow.id)
+    .where(OutboxRow.sent_at.is_(None), OutboxRow.due_at <= db_now(), OutboxRow.line.is_(None))
+    .order_by(OutboxRow.due_at, OutboxRow.id)
+    .limit(bindparam("most"))
+)
+"""Relays ask all the time. What they ask is put together once: that takes longer than the answer."""
+
+
 def turns(connection: Connection, limit: int, windows: Windows) -> list[int]:
     """Outbox rows to be sent now, in order: at first what belongs to no line."""
-    due = select(OutboxRow.id).where(OutboxRow.sent_at.is_(None), OutboxRow.due_at <= db_now())
-    found = list(
-        connection.execute(due.where(OutboxRow.line.is_(None)).order_by(OutboxRow.due_at, OutboxRow.id).limit(limit))
-        .scalars()
-        .all()
-    )
+    found = list(connection.execute(_IN_NO_LINE, {"most": limit}).scalars())
     waiting: dict[tuple[str, Priority], list[Line]] = defaultdict(list)
-    for line in _unsent_lines(connection):
+    for line in map(Line.parse, connection.execute(_UNSENT_LINES).scalars()):
         waiting[line.model, line.priority].append(line)
     if not waiting or len(found) >= limit:
         return found
@@ -75,15 +79,17 @@ def turns(connection: Connection, limit: int, windows: Windows) -> list[int]:
     return found
 
 
-def _unsent_lines(connection: Connection) -> Iterator[Line]:
+def _steps() -> Select[Any]:
     """The lines with somebody in them, each found by one step in the index."""
     unsent = select(func.min(OutboxRow.line)).where(OutboxRow.sent_at.is_(None))
     steps = unsent.cte("steps", recursive=True)
     name = steps.c[0]
     following = unsent.where(OutboxRow.line > name).correlate(steps).scalar_subquery()
     steps = steps.union_all(select(following).where(name.is_not(None)))
-    for text in connection.execute(select(steps.c[0]).where(steps.c[0].is_not(None))).scalars():
-        yield Line.parse(text)
+    return select(steps.c[0]).where(steps.c[0].is_not(None))
+
+
+_UNSENT_LINES = _steps()
 
 
 def _held(connection: Connection) -> dict[Line, tuple[int, int]]:
@@ -141,18 +147,21 @@ def _front(connection: Connection, line: Line, limit: int) -> list[_Waiting]:
     return [_Waiting(row.due_at.isoformat(), row.id, max(1, row.tokens or 0)) for row in rows]
 
 
+_AGED = (
+    select(OutboxRow.id, JobRow.model)
+    .join(JobRow, JobRow.id == OutboxRow.job_id)
+    .where(OutboxRow.sent_at.is_not(None), ~OutboxRow.raised, OutboxRow.sent_at <= db_now(seconds("since_s")))
+    .where(JobRow.priority != Priority.HIGH)
+    .order_by(OutboxRow.sent_at, OutboxRow.id)
+)
+
+
 def raise_aged(connection: Connection, aging_s: float, windows: Windows) -> int:
     """Let jobs that the broker has held for too long be sent again, in the first class. Returns how many.
 
     A few at a time, so that they share with that class and don't take its place.
     """
-    waited = (OutboxRow.sent_at.is_not(None), ~OutboxRow.raised, OutboxRow.sent_at <= db_now(-aging_s))
-    aged = connection.execute(
-        select(OutboxRow.id, JobRow.model)
-        .join(JobRow, JobRow.id == OutboxRow.job_id)
-        .where(*waited, JobRow.priority != Priority.HIGH)
-        .order_by(OutboxRow.sent_at, OutboxRow.id)
-    ).all()
+    aged = connection.execute(_AGED, {"since_s": -aging_s}).all()
     if not aged:
         return 0
     places = max(1, windows.jobs // _RAISED_SHARE)

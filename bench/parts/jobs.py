@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from headrace import Producer
+from headrace import JobRequest, Producer
 
 from bench.context import Bench, add_sample, run
 from bench.instance import batch_size, check_jobs, instance, versions
@@ -55,16 +56,13 @@ def measure(bench: Bench) -> None:
 
 
 def run_jobs(stack: Stack, work: Workload) -> Sample:
-    """From the first submission to Celery until the last outcome has come back through it."""
+    """From the submission to Celery, of all at once as the engine alone gets them, until the last outcome has come back
+    through it."""
     model = stack.settings.model.name
     with Producer(stack.at.broker_url) as producer, ThreadPoolExecutor(1) as waiter:
         began_s = time.perf_counter()
-        sent = [
-            producer.submit(
-                prompt, model=model, max_tokens=work.max_tokens, temperature=0, ignore_eos=True, stream=False
-            )
-            for prompt in work.prompts
-        ]
+        asked: dict[str, Any] = {"max_tokens": work.max_tokens, "temperature": 0, "ignore_eos": True, "stream": False}
+        sent = producer.submit_many(JobRequest(model=model, prompt=list(prompt), **asked) for prompt in work.prompts)
         submitted_s = time.perf_counter() - began_s
         jobs = list(waiter.map(lambda job: producer.wait(job, timeout=JOB_TIMEOUT_S), sent))
         seconds = time.perf_counter() - began_s

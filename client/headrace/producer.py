@@ -187,8 +187,10 @@ class Producer:
         return depth.waiting - 1
 
     def _await_outcome(self, job_id: str, deadline: Deadline) -> Job | None:
-        """Listen for the outcome's publication for `POLL_S` at most; None if it hasn't come."""
+        """The outcome if it is there; else listen for its publication, for `POLL_S` at most; None if it hasn't come."""
         key: str = self._results.backend.get_key_for_task(job_id).decode()
+        if (job := self._outcome_at(key, job_id)) is not None:
+            return job
         with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
             pubsub.subscribe(key)
             until_s = time.monotonic() + min(deadline.left_s(), POLL_S)

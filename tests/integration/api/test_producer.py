@@ -189,6 +189,14 @@ def test_wait_for_what_ended_long_ago(producer: Producer, queue: Queue) -> None:
     assert producer.wait("j", timeout=0).status is JobStatus.SUCCEEDED
 
 
+def test_who_waits_for_what_has_ended_does_not_listen_first(
+    producer: Producer, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.end("a")
+    monkeypatch.setattr(producer._redis, "pubsub", lambda **_: pytest.fail("it listens"))
+    assert producer.wait("a", timeout=5).status is JobStatus.SUCCEEDED
+
+
 def test_wait_that_is_too_short(producer: Producer) -> None:
     with pytest.raises(JobTimeout):
         producer.wait("j", timeout=0.2)
