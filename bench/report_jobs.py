@@ -16,7 +16,7 @@ def jobs(part: Data) -> list[str]:
         "## W1 as jobs",
         "",
         f"The prompts of W1 as {part['jobs']} Celery jobs, from their submission (`Producer.submit_many`) until the"
-        " last outcome has come back through Celery, every state in the ledger (SQLite); and the engine alone, in turn.",
+        " last outcome has come back through Celery, every state in the ledger (SQLite); the engine alone, in turn.",
         "",
         *table(("", "tokens/s", "lowest to highest", "rounds"), rows),
         "",
