@@ -40,6 +40,8 @@ class Batch:
     sampling: SamplingBatch
     pooled: list[tuple[int, int]] = field(default_factory=list)
     """[N] first row and end of rows whose last hidden states are to be summed"""
+    adapters: list[int] = field(default_factory=list)
+    """[R] which of the model's adapters each request has, counted from 1, 0 for none; empty if none has any"""
     known_tokens: list[list[int]] = field(default_factory=list)
     """[R] the tokens of each request: its context, and those that aren't computed yet; read only"""
     carried: list[tuple[int, int]] = field(default_factory=list)
@@ -69,6 +71,8 @@ class ModelInfo:
     """Tokens that a token sees in the widest layer, with itself; None for all. What lies behind is never read."""
     generates: bool = True
     """Whether it has a head that chooses tokens."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """The adapters that requests may name, with their revisions, in the order of their numbers."""
 
 
 HOST_KV_BYTES = 2**30
@@ -187,6 +191,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
             positions += range(start, end)
             slots += _slots(sequence.pages, start, end, page_size)
         query_start.append(len(token_ids))
+    adapters = [chunk.sequence.adapter for chunk in chunks]
     return Batch(
         token_ids=token_ids,
         positions=positions,
@@ -197,6 +202,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
         sample_rows=rows.flat,
         sampling=rows.sampling(),
         pooled=pooled,
+        adapters=adapters if any(adapters) else [],
         known_tokens=known_tokens,
         carried=carried,
     )

@@ -72,6 +72,8 @@ class EngineConfig:
     """Whether the next step is planned while the device computes: `auto` is yes where the device is not the host."""
     ops: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Operations in the place of built-in ones, by their names (`engine.model.ops.REPLACEABLE`); torch runs them."""
+    adapters: Mapping[str, str | Path] = field(default_factory=dict)
+    """Low-rank adapters that requests may name, and their directories (PEFT's: a configuration and safetensors)."""
     warm_up: bool = True
     """Whether the memory budget is verified by a small step before the first request."""
     memory_margin: float = 0.2
@@ -102,6 +104,9 @@ class EngineConfig:
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise ValueError(f"the weight of tenant {tenant!r} must be a number over 0, got {weight}")
+
+        if not all(isinstance(name, str) and name.strip() for name in self.adapters):
+            raise ValueError(f"adapters have names that are not empty, got {list(self.adapters)}")
 
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -22,6 +22,7 @@ import signal
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import tokenizers
@@ -39,6 +40,8 @@ from text.bundle import TextBundle
 _OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int, "revision": str}
 _SPECIAL = ("<|end|>", "<|system|>", "<|developer|>", "<|user|>", "<|assistant|>", "<|tool|>")
 END_ID = 256
+_ADAPTER = 2**32
+"""A token's entry in the KV holds this, times the number of the adapter that computed it."""
 FAKE_DEVICE_BYTES = 2**36
 """Memory of the device that the fake model runs on."""
 _TEMPLATE = (
@@ -132,8 +135,10 @@ class FakeModel:
         revision: str = "1",
         cheap_rows: int = 0,
         reach_tokens: int | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
-        """`choose` gives the token that follows a token at a position."""
+        """`choose` gives the token that follows a token at a position; adapters, which need no files, shift positions
+        by their numbers."""
         text = text or fake_text()
         self.info = ModelInfo(
             revision=f"fake-{revision}",
@@ -145,6 +150,7 @@ class FakeModel:
             text=text,
             pooling=Pooling("mean"),
             reach_tokens=reach_tokens,
+            adapters={name: f"fake-{name}" for name in adapters},
         )
         self.step_s = step_s
         self.cheap_rows = cheap_rows
@@ -188,7 +194,7 @@ class FakeModel:
         if storage is None:
             raise RuntimeError("allocate_kv must be called before the first step")
         assert not self._asleep, "a step runs while the model sleeps"
-        storage.write(batch.token_ids, batch.slots)
+        storage.write(_computed_by(batch), batch.slots)
         ends = []
         for row in range(len(batch.context_len)):
             context = self._read(storage, batch, row)
@@ -216,7 +222,8 @@ class FakeModel:
         position = batch.positions[at] + 1
         assert batch.sampling.position[sampled] == position, "a row is sampled for another position"
         ends = self.info.text.eos_token_ids[:1] if end else ()
-        return (*ends, self._choose(batch.token_ids[at], position))
+        shift = batch.adapters[bisect_right(batch.query_start, at) - 1] if batch.adapters else 0
+        return (*ends, self._choose(batch.token_ids[at], position + shift))
 
     def _read(self, storage: FakeStorage, batch: Batch, row: int) -> list[int]:
         """The context of a request, as its block table gives it."""
@@ -224,7 +231,9 @@ class FakeModel:
         reach, page_size = self.info.reach_tokens or length, storage.layout.page_size
         unseen = max(0, length - (last - first) - reach + 1) // page_size
         context = batch.known_tokens[row][: unseen * page_size] if unseen else []
-        context += storage.read(batch.block_tables[row][unseen:], length - unseen * page_size)
+        kept = storage.read(batch.block_tables[row][unseen:], length - unseen * page_size)
+        number = batch.adapters[row] if batch.adapters else 0
+        context += [entry - number * _ADAPTER for entry in kept] if number else kept
         assert batch.positions[first:last] == list(range(length - last + first, length)), "positions are wrong"
         assert context[length - last + first :] == batch.token_ids[first:last], "tokens were written to other slots"
         if batch.known_tokens:
@@ -251,20 +260,28 @@ class FakeModel:
         return end
 
 
+def _computed_by(batch: Batch) -> list[int]:
+    """[T] what is kept of each token: itself, and the adapter that computed it."""
+    entries = list(batch.token_ids)
+    for number, (first, end) in zip(batch.adapters, pairwise(batch.query_start), strict=False):
+        entries[first:end] = [number * _ADAPTER + token for token in entries[first:end]]
+    return entries
+
+
 def is_fake(model: str) -> bool:
     """Whether a model's name asks for the fake one."""
     return model == "fake" or model.startswith("fake:")
 
 
-def load_fake(model: str) -> Model:
-    """The fake model with the options of its name: `fake:step_s=0.01,context_len=512`."""
+def load_fake(model: str, adapters: Sequence[str] = ()) -> Model:
+    """The fake model with the options of its name: `fake:step_s=0.01,context_len=512`; of adapters only the names."""
     options: dict[str, float | int | str] = {}
     for option in filter(None, model.partition(":")[2].split(",")):
         name, _, value = option.partition("=")
         if name not in _OPTION:
             raise ValueError(f"the fake model has no option {name!r}; it has {', '.join(_OPTION)}")
         options[name] = _OPTION[name](value)
-    return FakeModel(**options)  # type: ignore[arg-type]
+    return FakeModel(**options, adapters=adapters)  # type: ignore[arg-type]
 
 
 def _byte_chars() -> list[tuple[int, str]]:

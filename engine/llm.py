@@ -19,6 +19,7 @@ from engine.request import EngineRequest, RequestOutput, SamplingParams
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
+AdapterName = str | Sequence[str | None] | None
 Progress = Callable[[int, int], None]
 """Called with the requests finished and their total."""
 
@@ -47,31 +48,36 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Progress | None = None,
+        adapter: AdapterName = None,
     ) -> list[RequestOutput]:
         """The outputs of one or many prompts (text or token ids), in their order.
 
+        `adapter` names one of the model's adapters for all of them, or one or None for each.
         Raises `RequestRefused` before anything runs if one of them can't run. One that fails while it
         runs has the finish reason `error`.
         """
-        return self._run([{"prompt": prompt} for prompt in _listed(prompts)], params, progress)
+        return self._run([{"prompt": prompt} for prompt in _listed(prompts)], params, progress, adapter)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: Progress | None = None,
+        adapter: AdapterName = None,
     ) -> list[RequestOutput]:
         """The answers to one chat or many, each a list of `{"role", "content"}`."""
         chats: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        return self._run([{"messages": tuple(map(dict, chat))} for chat in chats], params, progress)
+        return self._run([{"messages": tuple(map(dict, chat))} for chat in chats], params, progress, adapter)
 
-    def embed(self, texts: Prompt | Sequence[Prompt], progress: Progress | None = None) -> list[RequestOutput]:
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], progress: Progress | None = None, adapter: AdapterName = None
+    ) -> list[RequestOutput]:
         """The outputs of one or many texts (or their token ids), in their order, each with its `embedding`.
 
         The vector is made as the model's directory says (`docs/models.md`); without a word, of the last token.
         """
         nothing = SamplingParams(max_tokens=0)
-        return self._run([{"prompt": text, "embeds": True} for text in _listed(texts)], nothing, progress)
+        return self._run([{"prompt": text, "embeds": True} for text in _listed(texts)], nothing, progress, adapter)
 
     def register_op(self, name: str, op: Callable[..., Any]) -> None:
         """Put an operation, as a `kernels.custom.CustomOp`, in the place of the built-in one of that name.
@@ -122,12 +128,17 @@ class LLM:
         inputs: list[dict[str, Any]],
         params: SamplingParams | Sequence[SamplingParams] | None,
         progress: Progress | None,
+        adapter: AdapterName,
     ) -> list[RequestOutput]:
+        names = [adapter] * len(inputs) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != len(inputs):
+            raise ValueError(f"{len(inputs)} prompts need as many adapters, got {len(names)}")
         each = [params or SamplingParams()] * len(inputs) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(inputs):
             raise ValueError(f"{len(inputs)} prompts need as many sampling parameters, got {len(each)}")
         requests = [
-            EngineRequest(id=str(next(self._ids)), params=own, **given) for given, own in zip(inputs, each, strict=True)
+            EngineRequest(id=str(next(self._ids)), params=own, adapter=name, **given)
+            for given, own, name in zip(inputs, each, names, strict=True)
         ]
         with self._alone():
             outputs = self._finish(requests, progress)

@@ -17,7 +17,7 @@ from engine.rules import TokenRules
 from engine.sequence import RowSampling, TokenSequence
 from kernels.sampling import choice_seed
 from text.grammar import GrammarError, grammar_of
-from text.limits import PromptRefused, check_prompt, most_tokens
+from text.limits import PromptRefused, check_adapter, check_prompt, most_tokens
 from text.parameters import check_parameters
 from text.tokenizer import Tokenizer
 
@@ -85,6 +85,7 @@ class Preparation:
 
     def _checked(self, request: EngineRequest, max_seq_len: int) -> list[int]:
         params, tokenizer = request.params, self._tokenizer
+        check_adapter(request.adapter, self._info.adapters)
         tokens = check_prompt(
             tokenizer,
             prompt=request.prompt,
@@ -115,6 +116,7 @@ class Preparation:
             priority=request.priority,
             tenant=request.tenant,
             deadline_s=request.deadline_s,
+            adapter=0 if request.adapter is None else list(self._info.adapters).index(request.adapter) + 1,
             sampling=RowSampling.of(params),
             end_ids=end_ids,
             ends_from=len(tokens) + params.min_tokens,
@@ -133,7 +135,8 @@ class Preparation:
         if request.params.prompt_logprobs is not None or pools_all:
             return None
         if self._config.enable_prefix_caching:
-            return root_hash(f"{self._revision}/{request.namespace}")
+            adapter = "" if request.adapter is None else f"+{self._info.adapters[request.adapter]}"
+            return root_hash(f"{self._revision}{adapter}/{request.namespace}")
         return secrets.token_bytes(16) if request.params.n > 1 else None
 
     @staticmethod

@@ -73,6 +73,8 @@ class EngineRequest:
     """Whose share of the tokens it counts against."""
     deadline_s: float | None = None
     """Monotonic moment after which it isn't wanted: it ends with reason `abort` then, waiting or running."""
+    adapter: str | None = None
+    """The name of the adapter that computes it; None is the model as it is."""
     namespace: str = ""
     """Prefixes are shared with requests of the same namespace only."""
     embeds: bool = False

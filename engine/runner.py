@@ -17,17 +17,19 @@ from engine.config import EngineConfig
 from engine.fake import is_fake
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import KVStorage
-from engine.model import ModelFiles, open_files, open_weights, revision, spec_of
+from engine.model import ModelFiles, open_adapters, open_files, open_weights, reopen, revision, spec_of
+from engine.model.adapter import Adapter, step_bytes
 from engine.model.assembly import build_weights
 from engine.model.decoder import Decoder
 from engine.model.foreign import ForeignDecoder, load_foreign
 from engine.model.gguf_file import GGUFFile
 from engine.model.ops import usable_ops
 from engine.model.spec import ForeignModel, UnsupportedModel
-from engine.model.split import Part, SplitWeights
+from engine.model.split import Part, SplitWeights, split_adapter
 from engine.parallel.group import Group
 from engine.pooling import DEFAULT_POOLING
 from engine.torch_storage import TorchStorage
+from kernels.adapters import AdapterRows
 from kernels.kv import KVLayout
 from kernels.protocol import AttentionMetadata
 from kernels.quantised import TYPES, scale_bytes
@@ -53,10 +55,12 @@ class TorchModel:
         info: ModelInfo,
         device: torch.device,
         group: Group | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """With a `group` it is one rank's part of the model, and only the first rank's tokens count."""
         self.info = info
         self._group = group
+        self._adapter_step_bytes = step_bytes(decoder.spec, adapters, decoder.dtype.itemsize)
         self._config = config
         self._decoder: AnyDecoder | None = decoder
         self._spec = decoder.spec
@@ -76,7 +80,8 @@ class TorchModel:
         device = choose_device(config.device)
         dtype = choose_dtype(config.dtype, device)
         check_kv_dtype(config, device)
-        decoder = load_decoder(config, files, dtype, device, group)
+        adapters = open_adapters(config, files)
+        decoder = load_decoder(config, files, dtype, device, group, adapters)
         spec, text, kv_dtype = decoder.spec, files.text, TYPES.get(config.kv_cache_dtype, dtype)
         info = ModelInfo(
             revision=revision(config, files),
@@ -89,8 +94,9 @@ class TorchModel:
             pooling=files.pooling or DEFAULT_POOLING,
             reach_tokens=spec.reach_tokens,
             generates=files.generates,
+            adapters={adapter.name: adapter.revision for adapter in adapters},
         )
-        return cls(config, decoder, info, device, group)
+        return cls(config, decoder, info, device, group, adapters)
 
     @property
     def cheap_rows(self) -> int:
@@ -114,7 +120,8 @@ class TorchModel:
         return self.memory().used_bytes + above_now
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
-        return self._spec.activation_bytes(tokens, rows, self._dtype.itemsize)
+        whole_bytes = self._spec.activation_bytes(tokens, rows, self._dtype.itemsize)
+        return whole_bytes + tokens * self._adapter_step_bytes
 
     def kv_layout(self, page_size: int) -> KVLayout:
         spec, kv = self._spec, self._kv_dtype
@@ -134,8 +141,8 @@ class TorchModel:
         if self._storage is None:
             raise RuntimeError("allocate_kv must be called before the first step")
         with self._together(decoder, batch):
-            token_ids, meta, rows = self._upload(batch, self._storage.layout)
-            hidden = decoder.hidden(token_ids, meta, self._kv, rows)
+            token_ids, meta, rows, adapted = self._upload(batch, self._storage.layout)
+            hidden = decoder.hidden(token_ids, meta, self._kv, rows, adapted)
             sampled = self._sample(decoder, hidden[: len(batch.sample_rows)], batch.sampling)
             return sampled._replace(pooled=_sums(hidden[len(batch.sample_rows) :], batch.pooled))
 
@@ -176,11 +183,8 @@ class TorchModel:
         trim_heap()
 
     def wake(self) -> None:
-        files = open_files(self._config)
-        found = revision(self._config, files)
-        if found != self.info.revision:
-            raise RuntimeError(f"the files of {self._config.model} are those of another model now: {found}")
-        self._decoder = load_decoder(self._config, files, self._dtype, self._device, self._group)
+        files, adapters = reopen(self._config, self.info)
+        self._decoder = load_decoder(self._config, files, self._dtype, self._device, self._group, adapters)
 
     def close(self) -> None:
         self._decoder = None
@@ -191,17 +195,20 @@ class TorchModel:
             raise RuntimeError("the model is closed or asleep")
         return self._decoder
 
-    def _upload(self, batch: Batch, layout: KVLayout) -> tuple[Tensor, AttentionMetadata, Tensor]:
+    def _upload(self, batch: Batch, layout: KVLayout) -> tuple[Tensor, AttentionMetadata, Tensor, AdapterRows | None]:
         """One tensor with all integers of the step, cut into its parts on the device."""
         requests, width = len(batch.context_len), max(map(len, batch.block_tables))
         tables = itertools.chain.from_iterable(table + [0] * (width - len(table)) for table in batch.block_tables)
         parts = [
             batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len,
             [*batch.sample_rows, *itertools.chain.from_iterable(range(*rows) for rows in batch.pooled)], list(tables),
+            *_adapter_rows(batch, len(self.info.adapters)),
         ]  # fmt: skip
         flat = torch.tensor(list(itertools.chain.from_iterable(parts)), dtype=torch.int32).to(self._device)
         ends = list(itertools.accumulate(len(part) for part in parts))
-        token_ids, positions, slots, query_start, context_len, rows, block_table = flat.tensor_split(ends[:-1])
+        token_ids, positions, slots, query_start, context_len, rows, block_table, order, starts = flat.tensor_split(
+            ends[:-1]
+        )
         meta = AttentionMetadata(
             positions=positions,
             slots=slots,
@@ -212,7 +219,18 @@ class TorchModel:
             max_context=max(batch.context_len),
             layout=layout,
         )
-        return token_ids, meta, rows
+        return token_ids, meta, rows, AdapterRows(order, starts) if batch.adapters else None
+
+
+def _adapter_rows(batch: Batch, adapters: int) -> tuple[list[int], list[int]]:
+    """The two parts of the step's `AdapterRows`, both empty if no request has an adapter."""
+    if not batch.adapters:
+        return [], []
+    rows: list[list[int]] = [[] for _ in range(adapters)]
+    for number, (first, end) in zip(batch.adapters, itertools.pairwise(batch.query_start), strict=True):
+        if number:
+            rows[number - 1] += range(first, end)
+    return list(itertools.chain.from_iterable(rows)), [0, *itertools.accumulate(map(len, rows))]
 
 
 def _sums(hidden: Tensor, pooled: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]] | None:
@@ -225,9 +243,17 @@ def _sums(hidden: Tensor, pooled: Sequence[tuple[int, int]]) -> list[NDArray[np.
 
 @torch.inference_mode()
 def load_decoder(
-    config: EngineConfig, files: ModelFiles, dtype: torch.dtype, device: torch.device, group: Group | None = None
+    config: EngineConfig,
+    files: ModelFiles,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: Group | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> AnyDecoder:
-    """The weights in `files`, converted and packed for the device; of several ranks, this one's."""
+    """The weights in `files` and the adapters beside them, converted and packed for the device.
+
+    Of several ranks, this one's.
+    """
     kernels = get_kernels(device, TYPES.get(config.kv_cache_dtype))
     try:
         spec = spec_of(config, files)
@@ -243,6 +269,7 @@ def load_decoder(
     if group is not None:
         part = Part(group.rank, group.ranks)
         spec, source = part.spec(whole), SplitWeights(source, whole, part)
+        adapters = [split_adapter(adapter, whole, part) for adapter in adapters]
     weights = build_weights(
         spec,
         source,
@@ -253,6 +280,7 @@ def load_decoder(
         positions=min(spec.context_len, config.max_seq_len),
         ops=usable_ops(config.ops, spec, dtype, device),
         part=part,
+        adapters=adapters,
     )
     return Decoder(spec, weights, kernels, dtype, group, min(files.text.vocab_size, whole.vocab_rows))
 

@@ -62,6 +62,8 @@ class TokenSequence:
     level: int = field(init=False)
     """Its class: the priority, less what it gained by waiting. Changes at its admission only."""
     waits_since_s: float = 0.0
+    adapter: int = 0
+    """Which of the model's adapters computes it, counted from 1; 0 for none."""
     sampling: RowSampling = GREEDY
     end_ids: tuple[int, ...] = ()
     """Token ids that end it."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kernels.adapters import AdapterRows, Adapters
 from kernels.kv import KVLayout
 from kernels.sampling import Sampled, SamplingBatch
 
@@ -82,6 +83,10 @@ class Kernels(Protocol):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Pack a weight [out, in] and an optional bias [out]."""
+        ...
+
+    def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
+        """Add to out [T, out] what each row's adapter makes of x [T, in]; rows without one keep every bit."""
         ...
 
     def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> Sequence[Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.adapters import AdapterRows, Adapters
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference_attention import AttentionPlan, PagedKV, attend, kv_views, plan
@@ -57,6 +59,9 @@ class ReferenceKernels:
         if self._packs and _onednn_has(weight.dtype):
             return PackedLinear(weight.contiguous(), bias)
         return TorchLinear(weight.contiguous(), bias)
+
+    def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
+        add_adapters(x, out, rows, adapters)
 
     def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[PagedKV]:
         return kv_views(storage, layout, dtype, self.kv_dtype)
@@ -117,6 +122,20 @@ class ReferenceKernels:
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sample(logits, batch)
+
+
+def add_adapters(x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
+    """Add to out [T, out] what each row's adapter makes of x [T, in]."""
+    for adapter, (begin, end) in enumerate(pairwise(rows.starts.tolist())):
+        if begin == end:
+            continue
+        mine = rows.order[begin:end].long()
+        low = functional.linear(x[mine], adapters.shrink[adapter].flatten(0, 1)).chunk(len(adapters.widths), -1)
+        sums = out[mine]
+        for part, place in enumerate(pairwise(adapters.bounds.tolist())):
+            columns = slice(*place)
+            sums[:, columns] = torch.addmm(sums[:, columns], low[part], adapters.expand[adapter, columns].T)
+        out.index_copy_(0, mine, sums)
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:

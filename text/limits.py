@@ -18,6 +18,13 @@ class PromptRefused(ValueError):
         self.param = param
 
 
+def check_adapter(adapter: str | None, known: Collection[str]) -> None:
+    """Raise `PromptRefused` for an adapter that the model isn't served with."""
+    if adapter is not None and adapter not in known:
+        there = f"it has {', '.join(known)}" if known else "it is served without any"
+        raise PromptRefused("invalid_request", f"the model has no adapter {adapter!r}: {there}", "adapter")
+
+
 def check_prompt(
     tokenizer: Tokenizer,
     *,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.parts.gpu_report import Line
+from kernels.adapters import AdapterRows, Adapters
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Kernels
 from kernels.quantised import SCALE_BYTES
@@ -20,7 +21,6 @@ from kernels.triton.architecture import architecture_of
 from kernels.triton.checks import interpreter
 from kernels.triton.kernels import TritonKernels
 from kernels.triton.linear import GROUP, QuantisedLinear, quantise
-from kernels.triton.lora import AdapterRows, Adapters, add_adapters
 
 TOLERANCE = 2e-2
 """Relative error of bfloat16 results."""
@@ -146,13 +146,14 @@ def correctness(bench: Bench) -> Iterator[Line]:
 def _adapter_line(bench: Bench, line: Callable[[str, Tensor, Tensor], Line]) -> Line:
     of_row = torch.tensor([1, -1, 0, 2, 1, 1] + [2] * 19, dtype=torch.int32, device=bench.device)
     x, out = bench.randn(len(of_row), 256), bench.randn(len(of_row), 192)
-    low, high = bench.randn(3, 16, 256) / 16, bench.randn(3, 192, 16) / 4
-    scales = torch.tensor([1.0, 2.0, 0.5], device=bench.device)
+    low, high = bench.randn(3, 2, 16, 256) / 16, bench.randn(3, 192, 16) / 4
     expected = out.float()
     for row, adapter in enumerate(of_row.tolist()):
         if adapter >= 0:
-            expected[row] += scales[adapter] * (high[adapter].float() @ (low[adapter].float() @ x[row].float()))
-    add_adapters(x, out, AdapterRows.of(of_row, 3), Adapters(low, high, scales), bench.kernels.architecture)
+            first, second = low[adapter].float() @ x[row].float()
+            expected[row, :128] += high[adapter, :128].float() @ first
+            expected[row, 128:] += high[adapter, 128:].float() @ second
+    bench.kernels.add_adapters(x, out, AdapterRows.of(of_row, 3), Adapters.of(low, high, (128, 64)))
     return line("adapters of rank 16", out, expected)
 
 

@@ -33,6 +33,8 @@ def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
         return f"it isn't divided, and tensor_parallel_size is {config.tensor_parallel_size}"
     if config.embeddings:
         return "it makes no embeddings"
+    if config.adapters:
+        return "it knows no adapters"
     if config.ops:
         return "its operations can't be replaced"
     if config.kv_cache_dtype != "auto":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.fake import is_fake, load_fake
+from engine.model.adapter import Adapter, read_adapter
 from engine.model.catalog import ModelSource, default_cache, resolve
 from engine.model.device import is_cpu
 from engine.model.digest import revision_of
@@ -22,12 +24,12 @@ from kernels import ensure_ours
 from text.bundle import TextBundle
 
 if TYPE_CHECKING:
-    from engine.batch import Model
+    from engine.batch import Model, ModelInfo
 
 logger = logging.getLogger(__name__)
 
 ModelFiles = GGUFFile | HFDirectory
-"""Both have `spec`, `context_len`, `pooling`, `text` and `files`."""
+"""Both have `spec`, `names`, `context_len`, `pooling`, `text` and `files`."""
 
 
 def load_model(config: EngineConfig) -> Model:
@@ -38,7 +40,7 @@ def load_model(config: EngineConfig) -> Model:
     if is_fake(config.model):
         if config.tensor_parallel_size > 1:
             raise ValueError("the fake model runs on no device that it could be divided among")
-        return load_fake(config.model)
+        return load_fake(config.model, tuple(config.adapters))
     ensure_ours()
     files = open_files(config)
     if config.quantization == "gguf" and not isinstance(files, GGUFFile):
@@ -96,6 +98,31 @@ def open_weights(files: ModelFiles, spec: ModelSpec) -> Weights:
     weights: Weights = GGUFWeights(files.header, spec) if isinstance(files, GGUFFile) else HFWeights(files)
     check_shapes(spec, weights)
     return weights
+
+
+def open_adapters(config: EngineConfig, files: ModelFiles) -> tuple[Adapter, ...]:
+    """The adapters that `config` names, read and checked against the model in `files`."""
+    if not config.adapters:
+        return ()
+    try:
+        names, spec = files.names, files.spec
+    except ForeignModel as reason:
+        raise ForeignModel(f"no adapter of {config.model} can be served: {reason}") from reason
+    cache = config.cache or default_cache()
+    return tuple(read_adapter(name, Path(path), names, spec, cache) for name, path in config.adapters.items())
+
+
+def reopen(config: EngineConfig, info: ModelInfo) -> tuple[ModelFiles, tuple[Adapter, ...]]:
+    """The files of a model that was loaded before. Raises RuntimeError if they are others now."""
+    files = open_files(config)
+    found = revision(config, files)
+    if found != info.revision:
+        raise RuntimeError(f"the files of {config.model} are those of another model now: {found}")
+    adapters = open_adapters(config, files)
+    changed = [adapter.name for adapter in adapters if adapter.revision != info.adapters[adapter.name]]
+    if changed:
+        raise RuntimeError(f"the files of adapter {changed[0]!r} are those of another one now")
+    return files, adapters
 
 
 def revision(config: EngineConfig, files: ModelFiles) -> str:

@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.model.adapter import Adapter
+from engine.model.adapter_weights import build_adapters
 from engine.model.decoder import DecoderWeights, Layer
 from engine.model.mlp import MLP, Experts, GatedMLP, PlainMLP, gated, plain
 from engine.model.norms import LayerNorm, Norm, RMSNorm
 from engine.model.ops import Operation
+from engine.model.projection import Projection
 from engine.model.rotary import rotary_table_of
 from engine.model.spec import ModelSpec
 from engine.model.split import Part, tokens_of_each
@@ -31,13 +34,14 @@ def build_weights(
     positions: int,
     ops: Mapping[str, Operation] | None = None,
     part: Part | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> DecoderWeights:
     """Read, fuse and pack all weights. The head is cut to `vocab_size` rows: padding ids are never sampled.
 
     `ops` stand in the place of built-in operations. `part`: `spec` and `source` are those of one of several ranks,
     whose head keeps its rows, so that all have as many.
     """
-    parts = _Parts(spec, source, kernels, dtype, device, ops or {})
+    parts = _Parts(spec, source, kernels, dtype, device, ops or {}, adapters)
     rows = vocab_size if part is None else tokens_of_each(spec.vocab_rows, part.ranks)
     embedding = parts.matrix("embedding", rows if part else 0)
     head = embedding if spec.tied_head else parts.matrix("head", rows if part else 0)
@@ -63,16 +67,17 @@ class _Parts:
     dtype: torch.dtype
     device: torch.device
     ops: Mapping[str, Operation]
+    adapters: Sequence[Adapter]
 
     def layer(self, i: int, cos_sin: Tensor) -> Layer:
         spec = self.spec
         post_norms = [self.norm(f"{i}.{part}_post_norm") if spec.post_norms else None for part in ("attn", "mlp")]
         return Layer(
             attn_norm=self.norm(f"{i}.attn_norm"),
-            qkv=self.linear([f"{i}.q", f"{i}.k", f"{i}.v"], bias=spec.qkv_bias),
+            qkv=self.projection([f"{i}.q", f"{i}.k", f"{i}.v"], bias=spec.qkv_bias),
             attention=Attention(spec.scale, spec.window(i), spec.score_cap),
             cos_sin=cos_sin,
-            output=self.linear([f"{i}.o"], bias=spec.output_bias),
+            output=self.projection([f"{i}.o"], bias=spec.output_bias),
             mlp_norm=self.norm(f"{i}.mlp_norm"),
             mlp=self.experts(i) if spec.has_experts(i) else self.mlp(f"{i}"),
             q_norm=self.norm_weight(f"{i}.q_norm") if spec.qk_norm else None,
@@ -83,10 +88,10 @@ class _Parts:
 
     def mlp(self, prefix: str) -> MLP:
         spec, bias = self.spec, self.spec.mlp_bias
-        down = self.linear([f"{prefix}.down"], bias=bias)
+        down = self.projection([f"{prefix}.down"], bias=bias)
         if not spec.gated:
-            return PlainMLP(plain(spec.activation, self.ops), self.linear([f"{prefix}.up"], bias=bias), down)
-        gate_up = self.linear([f"{prefix}.gate", f"{prefix}.up"], bias=bias)
+            return PlainMLP(plain(spec.activation, self.ops), self.projection([f"{prefix}.up"], bias=bias), down)
+        gate_up = self.projection([f"{prefix}.gate", f"{prefix}.up"], bias=bias)
         return GatedMLP(gated(spec.activation, self.kernels, self.ops), gate_up, down)
 
     def experts(self, i: int) -> Experts:
@@ -115,6 +120,12 @@ class _Parts:
         found = to_torch(self.source[name]).to(self.device, self.dtype)
         missing = least_rows - len(found)
         return found if missing <= 0 else torch.cat([found, found.new_zeros(missing, *found.shape[1:])])
+
+    def projection(self, names: Sequence[str], *, bias: bool) -> Projection:
+        """Matrices of the same input as one, with what the adapters add to them."""
+        widths = [self.source.shape(name)[0] for name in names]
+        adapters = build_adapters(self.adapters, names, widths, self.dtype, self.device)
+        return Projection(self.kernels, self.linear(names, bias=bias), adapters)
 
     def linear(self, names: Sequence[str], *, bias: bool) -> Linear:
         """Matrices of the same input as one."""

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from engine.model.mlp import MLP
 from engine.model.norms import Norm
+from engine.model.projection import Projection
 from engine.model.spec import ModelSpec
 from engine.parallel.group import Exchange, Group
+from kernels.adapters import AdapterRows
 from kernels.protocol import Attention, AttentionMetadata, Kernels, Linear
 
 
@@ -21,11 +23,11 @@ class Layer:
     """One layer: its weights, packed for the device, and what is its own in attention."""
 
     attn_norm: Norm
-    qkv: Linear
+    qkv: Projection
     attention: Attention
     cos_sin: Tensor
     """[most positions, 2, R / 2] float32: the angles by which the first R components of heads are rotated."""
-    output: Linear
+    output: Projection
     mlp_norm: Norm
     mlp: MLP
     q_norm: Tensor | None = None
@@ -77,17 +79,27 @@ class Decoder:
         """Tokens [T] and the KV pool of each layer -> logits float32 [S, V] of `rows` [S]."""
         return self.logits(self.hidden(token_ids, meta, kv, rows))
 
-    def hidden(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
-        """Tokens [T] and the KV pool of each layer -> what the head reads of `rows`, [S, hidden]."""
+    def hidden(
+        self,
+        token_ids: Tensor,
+        meta: AttentionMetadata,
+        kv: Sequence[Any],
+        rows: Tensor,
+        adapted: AdapterRows | None = None,
+    ) -> Tensor:
+        """Tokens [T] and the KV pool of each layer -> what the head reads of `rows`, [S, hidden].
+
+        `adapted` are the rows that have an adapter, None if no row has.
+        """
         weights = self.weights
         meta = self.kernels.prepare(meta, self.dtype)
         residual = self._embed(token_ids, meta.positions)
         x = weights.layers[0].attn_norm(residual)
         for i, layer in enumerate(weights.layers):
-            x = self._attention(layer, x, meta, kv[i])
+            x = self._attention(layer, x, meta, kv[i], adapted)
             x = x if layer.attn_post_norm is None else layer.attn_post_norm(x.float())
             residual, x = layer.mlp_norm.add(residual, x)
-            x = self._summed(layer.mlp(x))
+            x = self._summed(layer.mlp(x, adapted))
             x = x if layer.mlp_post_norm is None else layer.mlp_post_norm(x.float())
             if i + 1 < len(weights.layers):
                 residual, x = weights.layers[i + 1].attn_norm.add(residual, x)
@@ -137,9 +149,11 @@ class Decoder:
             residual = residual.add_(self.kernels.embed(self.weights.positions, positions))
         return residual
 
-    def _attention(self, layer: Layer, x: Tensor, meta: AttentionMetadata, kv: Any) -> Tensor:
+    def _attention(
+        self, layer: Layer, x: Tensor, meta: AttentionMetadata, kv: Any, adapted: AdapterRows | None
+    ) -> Tensor:
         kernels, spec = self.kernels, self.spec
-        qkv = layer.qkv(x).view(len(x), -1, spec.head_size)
+        qkv = layer.qkv(x, adapted).view(len(x), -1, spec.head_size)
         q = kernels.rotary_kv_write(qkv, layer.cos_sin, meta, kv, layer.q_norm, layer.k_norm, norm_eps=spec.norm_eps)
         attended = kernels.paged_attention(q, kv, meta, layer.attention)
-        return self._summed(layer.output(attended.reshape(len(x), -1)))
+        return self._summed(layer.output(attended.reshape(len(x), -1), adapted))

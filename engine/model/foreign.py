@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.model.foreign_attention import ATTENTION, PagedStep, Probe, register
 from engine.model.hf_dir import HFDirectory
 from engine.model.spec import ForeignModel, ModelSpec, UnsupportedModel
+from kernels.adapters import AdapterRows
 from kernels.kv import UNIT_BYTES, KVLayout
 from kernels.protocol import AttentionMetadata, Kernels
 from kernels.registry import get_kernels
@@ -44,8 +45,18 @@ class ForeignDecoder:
         self._vocab_size = vocab_size
         self._still = torch.empty(spec.context_len, 2, 0, device=model.device)
 
-    def hidden(self, token_ids: Tensor, meta: AttentionMetadata, kv: Sequence[Any], rows: Tensor) -> Tensor:
-        """Tokens [T] and the KV pool of each layer -> what the head reads of `rows`, [S, hidden]."""
+    def hidden(
+        self,
+        token_ids: Tensor,
+        meta: AttentionMetadata,
+        kv: Sequence[Any],
+        rows: Tensor,
+        adapted: AdapterRows | None = None,
+    ) -> Tensor:
+        """Tokens [T] and the KV pool of each layer -> what the head reads of `rows`, [S, hidden].
+
+        No row is adapted: no adapter is loaded beside such a model.
+        """
         meta = self.kernels.prepare(meta, self.dtype)
         step = PagedStep(self.kernels, meta, kv, self._still, self.spec.global_window)
         body = self._body(

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.model.gguf_header import CorruptGGUF, GGUFHeader
 from engine.model.gguf_spec import spec_from_gguf
 from engine.model.gguf_text import text_from_gguf
+from engine.model.hf_names import LLAMA, Names
 from engine.model.spec import ModelSpec, UnsupportedModel
 from engine.pooling import Pooling
 from text.bundle import TextBundle
@@ -32,6 +33,11 @@ class GGUFFile:
         rows = header.tensors[EMBEDDING].shape[0]
         with _told(header.path):
             return spec_from_gguf(header.metadata, frozenset(header.tensors), vocab_rows=rows)
+
+    @property
+    def names(self) -> Names:
+        """The names that its families' parts have in a Hugging Face checkpoint, and so in adapters of them."""
+        return LLAMA
 
     @property
     def pooling(self) -> Pooling | None:

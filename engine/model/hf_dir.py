@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.families import family_of, spec_from_hf
-from engine.model.hf_names import HEADS, Checkpoint
+from engine.model.hf_names import HEADS, Checkpoint, Names
 from engine.model.pooling_files import MODULES, read_pooling
 from engine.model.safetensors_file import SafetensorsFile
 from engine.model.spec import ForeignModel, ModelSpec, UnsupportedModel
@@ -37,6 +37,11 @@ class HFDirectory:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UnsupportedModel(f"{self.path / 'config.json'} lacks what its architecture needs: {error}") from error
         return replace(spec, tied_head=spec.tied_head or not any(head in self.tensor_files for head in HEADS))
+
+    @property
+    def names(self) -> Names:
+        """The names that its family has for its parts. Raises `ForeignModel` if it is of none."""
+        return family_of(self.config).names
 
     @cached_property
     def pooling(self) -> Pooling | None:
@@ -142,7 +147,7 @@ class HFWeights:
     def __init__(self, directory: HFDirectory) -> None:
         self._files = directory.tensor_files
         self._open = lru_cache(maxsize=None)(SafetensorsFile)
-        self._checkpoint = Checkpoint(family_of(directory.config).names, directory.spec, self._files)
+        self._checkpoint = Checkpoint(directory.names, directory.spec, self._files)
 
     def __contains__(self, name: object) -> bool:
         place = self._checkpoint.place(name) if isinstance(name, str) else None

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.model.ops import Operation, gated_by, plain_by
+from engine.model.projection import Projection
 from engine.model.spec import Activation
+from kernels.adapters import AdapterRows
 from kernels.protocol import Kernels, Linear
 
 Activate = Callable[[Tensor], Tensor]
@@ -21,7 +23,7 @@ Activate = Callable[[Tensor], Tensor]
 class MLP(Protocol):
     """A layer's own work on each token."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: AdapterRows | None = None) -> Tensor:
         """[T, hidden] -> [T, hidden], of the model's dtype."""
         ...
 
@@ -31,11 +33,11 @@ class GatedMLP:
     """The activated gate times the rest, both of one product."""
 
     activate_and_mul: Activate
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.activate_and_mul(self.gate_up(x)))
+    def __call__(self, x: Tensor, adapted: AdapterRows | None = None) -> Tensor:
+        return self.down(self.activate_and_mul(self.gate_up(x, adapted)), adapted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +45,26 @@ class PlainMLP:
     """Without a gate."""
 
     activate: Activate
-    up: Linear
-    down: Linear
+    up: Projection
+    down: Projection
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.activate(self.up(x)))
+    def __call__(self, x: Tensor, adapted: AdapterRows | None = None) -> Tensor:
+        return self.down(self.activate(self.up(x, adapted)), adapted)
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A router gives each token to a few of many MLPs, and their results are added by its weights."""
+    """A router gives each token to a few of many MLPs, and their results are added by its weights.
+
+    No adapter changes them.
+    """
 
     router: Linear
     experts: tuple[MLP, ...]
     chosen: int
     normalised: bool
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapted: AdapterRows | None = None) -> Tensor:
         weights, numbers = self.route(x)
         order = numbers.flatten().argsort(stable=True)
         tokens, weights = order // self.chosen, weights.flatten()[order, None]

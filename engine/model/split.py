@@ -3,6 +3,7 @@
     q, k, v, gate, up    by rows [out, in]: each rank computes some heads, and some of the MLP's width
     o, down              by columns: what each rank computes of them is a summand; the ranks add theirs up
     embedding, head      by rows, so by tokens: of an embedding the others add zeros, a head's logits are gathered
+    adapters             as the matrices that they belong to
     all else             whole on every rank; biases behind a sum on the first rank alone
 
 The scheme is Megatron's (Shoeybi et al., arXiv:1909.08053). Experts are split as every MLP is.
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.model.adapter import Adapter
 from engine.model.spec import ModelSpec, UnsupportedModel
 from engine.model.weights import StoredTensor, Weights
 
@@ -92,6 +94,20 @@ class SplitWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self[name].shape
+
+
+def split_adapter(adapter: Adapter, whole: ModelSpec, part: Part) -> Adapter:
+    """One rank's share: of each pair the side that its matrix is divided by. What it adds before a sum is a summand."""
+    pairs = {}
+    for name, pair in adapter.pairs.items():
+        kind = name.rpartition(".")[2]
+        if kind in BY_COLUMNS:
+            mine = part.slice_of(pair.shrink.shape[1])
+            pairs[name] = replace(pair, shrink=pair.shrink.some_columns(mine))
+        else:
+            mine = part.kv_slice(whole) if kind in ("k", "v") else part.slice_of(pair.expand.shape[0])
+            pairs[name] = replace(pair, expand=pair.expand.some_rows(mine))
+    return replace(adapter, pairs=pairs)
 
 
 def tokens_of_each(rows: int, ranks: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.adapters import AdapterRows, Adapters
 from kernels.cpu import copy, ops
 from kernels.cpu.layers import Heads, Step
 from kernels.cpu.library import Team
@@ -22,7 +23,7 @@ from kernels.cpu.packing import Format, Matrix, Packed, Source, pack
 from kernels.cpu.sampling import Sampler
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Linear
-from kernels.reference import TorchLinear, gelu_and_mul
+from kernels.reference import TorchLinear, add_adapters, gelu_and_mul
 from kernels.sampling import Sampled, SamplingBatch
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float32: np.float32, torch.bfloat16: np.uint16}
@@ -75,6 +76,9 @@ class CpuKernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return PackedLinear(self.team, weight, bias) if weight.dtype in DTYPES else TorchLinear(weight, bias)
+
+    def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
+        add_adapters(x, out, rows, adapters)  # torch's: the library has none
 
     def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[LayerKV]:
         is_float = _type(torch.empty(0, dtype=dtype)) is np.float32

@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernels.adapters import AdapterRows, Adapters
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference import TorchLinear
 from kernels.sampling import Sampled, SamplingBatch
-from kernels.triton import attention, rows, sampling
+from kernels.triton import attention, lora, rows, sampling
 from kernels.triton.configs import Architecture
 from kernels.triton.kv import LayerKV, kv_views, places
 
@@ -28,6 +29,9 @@ class TritonKernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return TorchLinear(weight.contiguous(), bias)
+
+    def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
+        lora.add_adapters(x, out, rows, adapters, self.architecture)
 
     def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[LayerKV]:
         return kv_views(storage, layout, self.kv_dtype or dtype)

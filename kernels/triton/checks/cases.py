@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.adapters import AdapterRows, Adapters
 from kernels.kv import KVLayout
 from kernels.protocol import Attention, AttentionMetadata
 from kernels.quantised import scale_bytes
@@ -16,7 +17,7 @@ from kernels.triton import sampling
 from kernels.triton.configs import Architecture
 from kernels.triton.kernels import TritonKernels
 from kernels.triton.linear import GROUP, QuantisedLinear
-from kernels.triton.lora import AdapterRows, Adapters, add_adapters
+from kernels.triton.lora import add_adapters
 
 BF16, FP16, FP32, INT8, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn
 ARENA_BYTES = 2**36
@@ -134,7 +135,7 @@ def _multiply(architecture: Architecture, bits: int, rows: int) -> None:
 
 
 def _adapt(architecture: Architecture) -> None:
-    adapters = Adapters(meta_tensor(8, 16, 4096), meta_tensor(8, 6144, 16), meta_tensor(8, dtype=FP32))
+    adapters = Adapters(meta_tensor(8, 3, 16, 4096), meta_tensor(8, 6144, 16), i32(4), (4096, 1024, 1024))
     rows = AdapterRows(i32(512), i32(9))
     add_adapters(meta_tensor(512, 4096), meta_tensor(512, 6144), rows, adapters, architecture)
 

@@ -27,13 +27,15 @@ def shrink_kernel(
     x, weights, out, order, starts, adapters, inputs,
     RANK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program t: rows of x [T, in] times their adapter's matrix [A, RANK, in], into out [T, RANK] float32."""
+    """Program (t, part): rows of x [T, in] times their adapter's matrix [A, parts, RANK, in], into out [T, parts, RANK]
+    float32."""
     adapter, begin, end = _tile(starts, tl.program_id(0), adapters, BLOCK_M)
     if begin >= end:
         return
     m, r = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R)
     row = tl.load(order + m, mask=m < end, other=0).to(tl.int64)
-    weights += adapter.to(tl.int64) * RANK * inputs
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    weights += (adapter.to(tl.int64) * parts + part) * RANK * inputs
     acc = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
     for start in range(0, inputs, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -42,26 +44,31 @@ def shrink_kernel(
             weights + r[:, None] * inputs + k[None, :], mask=(r[:, None] < RANK) & (k[None, :] < inputs), other=0.0
         )
         acc = tl.dot(a, tl.trans(w), acc, input_precision=PRECISION)
-    tl.store(out + row[:, None] * RANK + r[None, :], acc, mask=(m[:, None] < end) & (r[None, :] < RANK))
+    at = (row[:, None] * parts + part) * RANK + r[None, :]
+    tl.store(out + at, acc, mask=(m[:, None] < end) & (r[None, :] < RANK))
 
 
 @triton.jit
 def expand_kernel(
-    low, weights, scales, out, order, starts, adapters, outputs,
+    low, weights, bounds, out, order, starts, adapters, outputs,
     RANK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, n): add low [T, RANK] times the adapter's matrix [A, out, RANK] and scale [A] to out [T, out]."""
+    """Program (t, n, part): add low [T, parts, RANK] times the adapter's matrix [A, out, RANK] to the part's columns
+    bounds[part] : bounds[part + 1] of out [T, out]."""
     adapter, begin, end = _tile(starts, tl.program_id(0), adapters, BLOCK_M)
     if begin >= end:
         return
     m, r = begin + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_R)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part, parts = tl.program_id(2), tl.num_programs(2)
+    last = tl.load(bounds + part + 1)
+    n = tl.load(bounds + part) + tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.load(order + m, mask=m < end, other=0).to(tl.int64)
     weights += adapter.to(tl.int64) * RANK * outputs
-    a = tl.load(low + row[:, None] * RANK + r[None, :], mask=(m[:, None] < end) & (r[None, :] < RANK), other=0.0)
-    w = tl.load(weights + n[:, None] * RANK + r[None, :], mask=(n[:, None] < outputs) & (r[None, :] < RANK), other=0.0)
-    product = tl.dot(a.to(w.dtype), tl.trans(w), input_precision=PRECISION) * tl.load(scales + adapter)
+    at = (row[:, None] * parts + part) * RANK + r[None, :]
+    a = tl.load(low + at, mask=(m[:, None] < end) & (r[None, :] < RANK), other=0.0)
+    w = tl.load(weights + n[:, None] * RANK + r[None, :], mask=(n[:, None] < last) & (r[None, :] < RANK), other=0.0)
+    product = tl.dot(a.to(w.dtype), tl.trans(w), input_precision=PRECISION)
     at = row[:, None] * outputs + n[None, :]
-    there = (m[:, None] < end) & (n[None, :] < outputs)
+    there = (m[:, None] < end) & (n[None, :] < last)
     before = tl.load(out + at, mask=there, other=0.0).to(tl.float32)
     tl.store(out + at, (before + product).to(out.dtype.element_ty), mask=there)

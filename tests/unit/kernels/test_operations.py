@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.adapters import AdapterRows
 from kernels.kv import UNIT_BYTES, KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Kernels
+from tests.unit.kernels.adapted import adapted_product, plainly_adapted
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -41,6 +43,19 @@ def test_linear_is_the_matrix_product(kernels: Kernels, dtype: torch.dtype, rows
 def test_linear_falls_back_for_a_type_that_the_library_lacks(kernels: Kernels) -> None:
     weight, x = randn(7, 9, dtype=torch.float16), randn(3, 9, dtype=torch.float16, seed=1)
     torch.testing.assert_close(kernels.linear(weight)(x), x @ weight.T, rtol=1e-2, atol=1e-2)
+
+
+@DTYPES
+@pytest.mark.parametrize("widths", [(70,), (75, 9, 64)], ids=str)
+def test_each_row_gets_what_its_adapter_adds_and_the_others_keep_every_bit(
+    kernels: Kernels, dtype: torch.dtype, widths: tuple[int, ...]
+) -> None:
+    of_row = torch.tensor([2, -1, 0, 2, 2, -1, 3, -1], dtype=torch.int32)
+    x, out, adapters = adapted_product(of_row, widths, 5, dtype)
+    expected, untouched = plainly_adapted(x, out, of_row, adapters), out[of_row < 0].clone()
+    kernels.add_adapters(x, out, AdapterRows.of(of_row, 4), adapters)
+    assert_near(out, expected, dtype)
+    assert torch.equal(out[of_row < 0], untouched)
 
 
 @DTYPES

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.adapters import AdapterRows
 from kernels.triton.checks import interpreter
 from kernels.triton.checks.sanitizer import sanitized
 from kernels.triton.linear import GROUP, QuantisedLinear, pack_int4, quantise
-from kernels.triton.lora import AdapterRows, Adapters, add_adapters
+from kernels.triton.lora import add_adapters
+from tests.unit.kernels.adapted import adapted_product, plainly_adapted
 
 interpreter.install()
 
@@ -53,20 +55,10 @@ def test_a_weight_that_fits_no_group_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rank", [8, 24])
 def test_each_row_gets_its_own_adapter_or_none(rank: int, dtype: torch.dtype) -> None:
-    inputs, outputs, count = 100, 75, 4
     of_row = torch.tensor([2, -1, 0, 2, 2, -1, 3] + [0] * 20 + [-1], dtype=torch.int32)
-    x, out = randn(len(of_row), inputs).to(dtype), randn(len(of_row), outputs, seed=1).to(dtype)
-    adapters = Adapters(
-        (randn(count, rank, inputs, seed=2) / 10).to(dtype), (randn(count, outputs, rank, seed=3) / 5).to(dtype),
-        torch.tensor([1.0, 2.0, 0.5, 4.0]),
-    )  # fmt: skip
-    expected = out.double()
-    for row, adapter in enumerate(of_row.tolist()):
-        if adapter >= 0:
-            low = adapters.shrink[adapter].double() @ x[row].double()
-            expected[row] += adapters.scales[adapter] * (adapters.expand[adapter].double() @ low)
-    untouched = out[of_row < 0].clone()
+    x, out, adapters = adapted_product(of_row, (75, 9, 64), rank, dtype)
+    expected, untouched = plainly_adapted(x, out, of_row, adapters), out[of_row < 0].clone()
     with sanitized():
-        add_adapters(x, out, AdapterRows.of(of_row, count), adapters, "sm_90")
+        add_adapters(x, out, AdapterRows.of(of_row, 4), adapters, "sm_90")
     torch.testing.assert_close(out.double(), expected, rtol=3 * TOLERANCE[dtype], atol=3 * TOLERANCE[dtype])
     assert torch.equal(out[of_row < 0], untouched)
