@@ -14,7 +14,7 @@ from headrace.validation import invalid
 from api.threads import LedgerThreads
 from ledger.contract import LedgerProtocol
 from text.bundle import TextBundle
-from text.limits import PromptRefused, check_prompt
+from text.limits import PromptRefused, check_adapter, check_prompt
 from text.parameters import check_parameters
 from text.tokenizer import Tokenizer
 
@@ -87,6 +87,7 @@ class Admission:
 def _check(request: JobRequest, card: ModelCard, tokenizer: Tokenizer) -> int:
     """Tokens that it may take at most. Raises `PromptRefused` for what this model can't run: the engine asks the same
     functions."""
+    check_adapter(request.adapter, card.adapters)
     tokens = check_prompt(
         tokenizer,
         prompt=request.prompt,

@@ -68,6 +68,7 @@ def submit(
         typer.FileText | None, typer.Option("--file", "-f", help="Read the prompt from a file; - is standard input.")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="By default the running instance's.")] = None,
+    adapter: Annotated[str | None, typer.Option("--adapter", "-a", help="One of the model's adapters.")] = None,
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Send the prompt as a user's message, or as bare text to continue.")
     ] = True,
@@ -131,6 +132,7 @@ def submit(
         "ignore_eos": ignore_eos or None,
         "n": n if n > 1 else None,
         "response_format": schema and schema_format(schema),
+        "adapter": adapter,
         "priority": priority,
         "ttl_s": ttl,
         "idempotency_key": key,

@@ -67,9 +67,9 @@ def list_(as_json: Json = False) -> None:
         out.print(f"[bold]{entry.name}[/]  [dim]{escape(where)}{kept}[/]", soft_wrap=True)
     for card in cards:
         chat = "chat and text" if card.chat else "text only"
-        out.print(
-            f"[bold]{escape(card.id)}[/]  announced: {chat}, {card.max_seq_len} tokens, revision {card.revision[:12]}"
-        )
+        adapters = f", adapters {', '.join(card.adapters)}" if card.adapters else ""
+        told = f"{chat}, {card.max_seq_len} tokens, revision {card.revision[:12]}{adapters}"
+        out.print(f"[bold]{escape(card.id)}[/]  announced: {escape(told)}", soft_wrap=True)
 
 
 def _packed_bytes(entry: CatalogEntry, cache: Path) -> int:
@@ -166,6 +166,7 @@ def register_model(settings: Settings, database_url: str) -> ModelCard:
         max_seq_len=min(settings.model.max_seq_len, context_len),
         vocab_size=text.vocab_size,
         chat=text.chat_template is not None,
+        adapters=list(settings.model.adapters),
     )
     ledger = Ledger(database_url)
     try:

@@ -25,6 +25,19 @@ def named_params(given: Sequence[str]) -> dict[str, Any]:
     return params
 
 
+def named_paths(given: Sequence[str]) -> dict[str, str]:
+    """`name=path` pairs of --adapter."""
+    paths: dict[str, str] = {}
+    for pair in given:
+        name, separator, path = pair.partition("=")
+        if not separator or not name or not path:
+            raise Failure(f"--adapter {pair!r} is not NAME=PATH", "e.g. --adapter sql=/models/sql-lora", Exit.USAGE)
+        if name in paths:
+            raise Failure(f"--adapter {name} is given twice", code=Exit.USAGE)
+        paths[name] = path
+    return paths
+
+
 def schema_format(file: TextIO) -> dict[str, Any]:
     """The `response_format` of a file that holds a JSON schema."""
     try:

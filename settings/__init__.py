@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from headrace import urls
+from headrace.contract import Name
 from headrace.signing import MIN_KEY_CHARS
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
@@ -52,6 +53,8 @@ class ModelSettings(BaseModel):
     threads: int | None = Field(None, ge=1)
     quantization: Literal["none", "int8", "gguf"] = "none"
     """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
+    adapters: dict[Name, Path] = {}
+    """Low-rank adapters that jobs may name, and their directories (PEFT's); the same for all workers of a model."""
     embeddings: bool = False
     """Whether texts can be made into vectors too, which takes torch on a CPU. A model made for that needs no word."""
     enable_prefix_caching: bool = True

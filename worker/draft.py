@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.contract import JobRequest, JobResult, JobStatus, Priority, Reason, Timings
@@ -32,6 +33,14 @@ class Identity:
     device: str
     dtype: str
     model_revision: str
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Revisions of the model's adapters, by name."""
+
+    def revision_of(self, request: JobRequest) -> str:
+        """What changes with all that decides on a job's tokens: the model's revision, and its adapter's."""
+        if request.adapter is None:
+            return self.model_revision
+        return f"{self.model_revision}+{self.adapters.get(request.adapter, '')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class ClaimedJob:
             priority=PRIORITY_NUMBERS[asked.priority],
             tenant=asked.tenant,
             deadline_s=self.deadline_s,
+            adapter=asked.adapter,
             namespace=asked.tenant,
             embeds=asked.embed,
             progress=self.found.progress if self.found is not None else (),
@@ -141,7 +151,7 @@ def _timings(job: ClaimedJob, who: Identity, output: RequestOutput | None = None
         worker=who.worker,
         device=who.device,
         dtype=who.dtype,
-        model_revision=who.model_revision,
+        model_revision=who.revision_of(job.request),
         **measured,
     )
 

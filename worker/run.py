@@ -131,7 +131,7 @@ def work(slot: Slot, job: ClaimedJob) -> Draft:
         slot.stop = Stop(cause, "the message had expired" if said.expired else "revoked", time.monotonic())
     if slot.stop is not None:
         return halted(slot, job, slot.stop, None)
-    revision = services.identity.model_revision
+    revision = services.identity.revision_of(job.request)
     services.telemetry.begin(job.lease.job_id, job.lease.attempt, job.request.stream, revision)
     return judge(slot, job, slot.generate(job.engine_request()))
 
@@ -139,7 +139,7 @@ def work(slot: Slot, job: ClaimedJob) -> Draft:
 def progress_of(slot: Slot, job: ClaimedJob) -> Found | None:
     """What earlier attempts at the job have produced."""
     services = slot.services
-    question = Question(job.lease.job_id, job.request.stream, services.identity.model_revision)
+    question = Question(job.lease.job_id, job.request.stream, services.identity.revision_of(job.request))
     found = slot.park(services.progress.read, question)
     if found is not None:
         log.info("job %s goes on after %d tokens", question.job_id, sum(len(one.token_ids) for one in found.progress))

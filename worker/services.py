@@ -63,6 +63,7 @@ class Services:
             "device": self.identity.device,
             "dtype": self.identity.dtype,
             "model_revision": self.identity.model_revision,
+            "adapters": sorted(self.identity.adapters),
             "ledger": "available" if self.writer.available() else "unavailable",
             "metrics_port": self.metrics_server.server_port,
             "engine": {
@@ -138,6 +139,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         gpu_memory_utilization=asked.gpu_memory_utilization,
         threads=asked.threads,
         quantization=asked.quantization,
+        adapters=asked.adapters,
         embeddings=asked.embeddings,
         enable_prefix_caching=asked.enable_prefix_caching,
         swap_space_bytes=asked.swap_space_bytes,
@@ -208,6 +210,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         max_seq_len=engine.max_seq_len,
         vocab_size=info.vocab_size,
         chat=info.text.chat_template is not None,
+        adapters=list(info.adapters),
     )
     writer.register(card, info.text.to_bytes())
     for part in (engine, telemetry, progress, writer):
@@ -223,7 +226,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
         metrics=metrics,
         metrics_server=server,
         owner=owner,
-        identity=Identity(hostname, info.device, info.dtype, info.revision),
+        identity=Identity(hostname, info.device, info.dtype, info.revision, info.adapters),
         lease_s=settings.worker.lease_s,
         drain_s=settings.worker.drain_s,
         max_num_seqs=settings.model.max_num_seqs,

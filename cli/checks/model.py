@@ -8,13 +8,26 @@ from cli.checks.finding import Finding, Reporter
 from engine.fake import is_fake
 from engine.model.catalog import CATALOG, HUB_ID, list_models
 from engine.model.digest import file_sha256
+from engine.model.peft_config import UnsupportedAdapter, read_peft_config
 from settings import Settings
 
 model = Reporter("model")
 
 
 def check_model(settings: Settings) -> list[Finding]:
-    """Whether a worker could load the model without fetching it."""
+    """Whether a worker could load the model without fetching it, and whether its adapters are there."""
+    return [*_check_files(settings), *(_adapter(name, path) for name, path in settings.model.adapters.items())]
+
+
+def _adapter(name: str, path: Path) -> Finding:
+    try:
+        read_peft_config(path)
+    except UnsupportedAdapter as error:
+        return model.fail(f"adapter {name} can't be served: {error}", "name another directory in model.adapters")
+    return model.ok(f"adapter {name} is in {path}")
+
+
+def _check_files(settings: Settings) -> list[Finding]:
     name = settings.model.model_path
     if is_fake(name):
         return [model.ok(f"{name}: no weights needed")]

@@ -106,6 +106,7 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 _LATER = frozenset((
     "n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids",
     "logprobs", "prompt_logprobs", "embed", "response_format", "guided_regex", "guided_choice", "guided_grammar",
+    "adapter",
 ))  # fmt: skip
 
 MOST_FIELDS = 100
@@ -141,6 +142,9 @@ class JobRequest(SamplingFields):
     ) = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)] | None = None
 
+    adapter: Annotated[
+        Name | None, Field(description="The name of an adapter of the model's; without one the model as it is")
+    ] = None
     embed: Annotated[
         StrictBool, Field(description="Make a vector of the text instead of another text; sampling is ignored")
     ] = False
@@ -315,6 +319,8 @@ class ModelCard(BaseModel):
     vocab_size: int
     chat: bool
     """Whether the model has a chat template."""
+    adapters: list[Name] = []
+    """Names of the adapters that its jobs may ask for."""
 
 
 class ErrorBody(BaseModel):

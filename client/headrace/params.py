@@ -42,6 +42,7 @@ class JobParams(TypedDict, total=False):
     guided_regex: str | None
     guided_choice: list[str] | None
     guided_grammar: str | None
+    adapter: str | None
     embed: bool
     stream: bool
     priority: Priority | Literal["high", "normal", "low"]

@@ -67,6 +67,22 @@ async def test_a_text_to_embed_may_be_as_long_as_the_context_and_costs_its_token
     ledger.close()
 
 
+async def test_an_adapter_that_the_model_is_not_served_with_is_refused_by_name(ledger: Ledger) -> None:
+    bundle = byte_bundle()
+    card = ModelCard(
+        id="m", revision="r1", max_seq_len=8, vocab_size=bundle.vocab_size, chat=True, adapters=["sql", "law"]
+    )
+    ledger.register_model(card, bundle.to_bytes())
+    register(ledger, "plain", "r1")
+    checks = Admission(ledger, LedgerThreads())
+    assert await checks.check(JobRequest(model="m", prompt="x", adapter="law", max_tokens=3)) == 4
+    for model, there in (("m", "it has sql, law"), ("plain", "it is served without any")):
+        with pytest.raises(BadRequest, match=f"the model has no adapter 'x': {there}") as refused:
+            await checks.check(JobRequest(model=model, prompt="x", adapter="x"))
+        assert refused.value.param == "adapter"
+    ledger.close()
+
+
 async def test_without_any_worker_the_message_says_so(ledger: Ledger) -> None:
     with pytest.raises(NotFound, match="no worker has started"):
         await Admission(ledger, LedgerThreads()).check(JobRequest(model="m", prompt="x"))

@@ -68,6 +68,18 @@ def check(name: str, cache: Path) -> Level:
     return finding.level
 
 
+def test_the_doctor_tells_which_adapter_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "sql" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    adapters = {"sql": tmp_path / "sql", "law": tmp_path / "law"}
+    settings = Settings.model_validate({"cache": tmp_path, "model": {"model_path": "fake", "adapters": adapters}})
+    _, sql, law = check_model(settings)
+    assert sql.level is Level.OK
+    assert law.level is Level.FAIL
+    assert "adapter law can't be served" in law.message
+    assert "holds no adapter_config.json" in law.message
+
+
 def test_the_check_of_each_kind_of_name(tmp_path: Path) -> None:
     assert check("fake:step_s=0.1", tmp_path) is Level.OK
     assert check(NAME, tmp_path) is Level.WARN

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from cli.output import Exit, Failure
-from cli.params import named_params, schema_format
+from cli.params import named_params, named_paths, schema_format
 
 
 def test_values_are_json_or_text() -> None:
@@ -20,6 +20,17 @@ def test_values_are_json_or_text() -> None:
 def test_what_is_no_parameter_is_wrong_usage(given: list[str]) -> None:
     with pytest.raises(Failure) as caught:
         named_params(given)
+    assert caught.value.code is Exit.USAGE
+
+
+def test_adapters_have_names_and_paths() -> None:
+    assert named_paths(["sql=/models/sql", "law=relative/a=b"]) == {"sql": "/models/sql", "law": "relative/a=b"}
+
+
+@pytest.mark.parametrize("given", [["sql"], ["=x"], ["sql="], ["a=x", "a=y"]])
+def test_what_names_no_adapter_is_wrong_usage(given: list[str]) -> None:
+    with pytest.raises(Failure, match="--adapter") as caught:
+        named_paths(given)
     assert caught.value.code is Exit.USAGE
 
 

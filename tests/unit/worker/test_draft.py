@@ -64,6 +64,15 @@ def test_the_timings_are_differences_that_add_up() -> None:
     }
 
 
+def test_an_adapter_goes_to_the_engine_and_its_revision_into_the_timings() -> None:
+    who = dataclasses.replace(WHO, adapters={"sql": "a1", "law": "b2"})
+    for name, revision in (("sql", "r1+a1"), ("law", "r1+b2"), (None, "r1")):
+        job = dataclasses.replace(JOB, request=JobRequest(model="fake", prompt="hi", adapter=name))
+        assert job.engine_request().adapter == name
+        timings = ended(job, who, OUTPUT).timings
+        assert timings.model_revision == revision
+
+
 def test_the_result_is_the_engines() -> None:
     result = ended(JOB, WHO, OUTPUT).result
     assert result is not None
