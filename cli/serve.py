@@ -67,6 +67,10 @@ def worker(
         bool | None,
         typer.Option(help="Plan the next step while the device computes; by default on a GPU."),
     ] = None,
+    kv_compression_ratio: Annotated[
+        float | None,
+        typer.Option(help="Share of a long request's keys and values that is kept, over 0 to 1; 1 keeps all."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The worker's own name, before the @ and the host; one of its own for each.")
     ] = None,
@@ -91,6 +95,7 @@ def worker(
         "adapters": named_paths(adapter) if adapter else None,
         "kv_cache_dtype": kv_cache_dtype,
         "overlap": overlap,
+        "kv_compression": None if kv_compression_ratio is None else {"ratio": kv_compression_ratio},
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = settings_with(model=chosen or None)

@@ -14,7 +14,7 @@ from engine.pooling import Pooling
 from engine.rows import Rows
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled, SamplingBatch
 from text.bundle import TextBundle
 
@@ -47,6 +47,8 @@ class Batch:
     carried: list[tuple[int, int]] = field(default_factory=list)
     """(row of the flat batch, sampled row of the step before it, whose token it takes): `token_ids` has 0 there, and
     the request's `known_tokens` may lack it"""
+    evicted: list[int] = field(default_factory=list)
+    """[R] tokens of each context that aren't kept: `context_len` counts the others; empty if all of all are kept"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,10 @@ class Model(Protocol):
         """Run one step: write the KV of its T tokens, choose a token for each of its S rows, sum its pooled rows."""
         ...
 
+    def thin(self, work: Thinning) -> None:
+        """Thin one request's context in its pages, between two steps."""
+        ...
+
     def close(self) -> None:
         """Release weights and KV."""
         ...
@@ -168,6 +174,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
     known_tokens: list[list[int]] = []
     pooled: list[tuple[int, int]] = []
     carried: list[tuple[int, int]] = []
+    evicted = [chunk.sequence.evicted for chunk in chunks]
     rows = Rows()
     for chunk in chunks:
         sequence, start, end = chunk
@@ -185,11 +192,12 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
         if end - start == 1:
             token_ids.append(tokens[start] if start < len(tokens) else 0)
             positions.append(start)
-            slots.append(sequence.pages[start // page_size].id * page_size + start % page_size)
+            page, offset = divmod(start - sequence.evicted, page_size)
+            slots.append(sequence.pages[page].id * page_size + offset)
         else:
             token_ids += tokens[start:end]
             positions += range(start, end)
-            slots += _slots(sequence.pages, start, end, page_size)
+            slots += _slots(sequence.pages, start - sequence.evicted, end - sequence.evicted, page_size)
         query_start.append(len(token_ids))
     adapters = [chunk.sequence.adapter for chunk in chunks]
     return Batch(
@@ -197,7 +205,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
         positions=positions,
         slots=slots,
         query_start=query_start,
-        context_len=[chunk.end for chunk in chunks],
+        context_len=[chunk.end - chunk.sequence.evicted for chunk in chunks],
         block_tables=[list(map(_page_id, chunk.sequence.pages)) for chunk in chunks],
         sample_rows=rows.flat,
         sampling=rows.sampling(),
@@ -205,6 +213,7 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
         adapters=adapters if any(adapters) else [],
         known_tokens=known_tokens,
         carried=carried,
+        evicted=evicted if any(evicted) else [],
     )
 
 

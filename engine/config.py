@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from engine.compression import KVCompression
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "gguf"]
 KVDtype = Literal["auto", "int8", "fp8"]
@@ -44,6 +46,8 @@ class EngineConfig:
     page_size: int = 16
     kv_cache_dtype: KVDtype = "auto"
     """What keys and values are kept as: `auto` in `dtype`; `int8` and `fp8` (e4m3) in a byte, with scales."""
+    kv_compression: KVCompression = KVCompression()  # noqa: RUF009
+    """Whether long requests keep a share of their keys and values only."""
     sliding_window: int | None = None
     """Most tokens that a token sees of those before it, itself included; None is what the model was made for."""
     kv_cache_bytes: int | None = None

@@ -31,6 +31,8 @@ ENGINE_ERROR = "engine_error"
 """`RequestOutput.error_code` of a request that failed while it ran."""
 DEADLINE_EXCEEDED = "deadline_exceeded"
 """`RequestOutput.error_code` of a request whose deadline passed."""
+MOST_THINNED_SLOTS = 16384
+"""Tokens of requests that are thinned between two steps; one request is, however long it is."""
 TIDY_EVERY = 64
 """Steps after which a busy engine moves a few pages together, or gives memory back."""
 
@@ -134,6 +136,7 @@ class Engine:
             return self.report()
         if self._steps.decides:
             self._advance((), now_s)
+        self._thin()
         plan = self._scheduler.plan(now_s)
         admitted = self._note(plan, now_s)
         if plan.chunks or self._steps.busy:
@@ -282,9 +285,30 @@ class Engine:
                     short = True
         if not short:
             self._scheduler.budget.recover()
+        self._abort_failed()
+        return tokens
+
+    def _thin(self) -> None:
+        """Thin requests that have come to where that is due, the first in rank, and as many as a step has time for."""
+        left = MOST_THINNED_SLOTS
+        for sequence in self._scheduler.running.due():
+            left -= sequence.slots
+            try:
+                self._model.thin(self._scheduler.running.thinning(sequence))
+            except Exception as error:
+                log.exception("request %s failed while it was thinned", sequence.id)
+                failed = self._live[sequence.id]
+                self._end(failed, FinishReason.ERROR, f"{type(error).__name__}: {error}", ENGINE_ERROR)
+            else:
+                self._scheduler.running.thin(sequence)
+            if left <= 0:
+                break
+        self._abort_failed()
+
+    def _abort_failed(self) -> None:
+        """Drop the other completions of requests of which one has failed."""
         while self._failed:
             self.abort(self._failed.pop())
-        return tokens
 
     def _commit(self, chunks: Sequence[Chunk], sampled: Sampled) -> None:
         now_s = self._clock()

@@ -33,7 +33,7 @@ from engine.fake_sampling import take
 from engine.memory import Move
 from engine.memory.machine import DeviceMemory
 from engine.pooling import Pooling
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled, TokenLogprobs
 from text.bundle import TextBundle
 
@@ -157,6 +157,8 @@ class FakeModel:
         self._choose = choose
         self._storage: FakeStorage | None = None
         self._asleep = False
+        self._ends = 0, 0
+        """First and last tokens that every thinned request has kept."""
 
     @property
     def default_kv_bytes(self) -> int:
@@ -214,6 +216,17 @@ class FakeModel:
         ]
         return Sampled(tokens, None if batch.sampling.logprobs is None else logprobs, sums)
 
+    def thin(self, work: Thinning) -> None:
+        storage = self._storage
+        assert storage is not None, "there is no KV to be thinned"
+        held = storage.read(work.pages, work.tokens)
+        middle = range(work.first, work.tokens - work.last)
+        best = sorted(middle, key=lambda at: (held[at] * 2654435761 % 97, at))[: work.kept - work.first - work.last]
+        kept = held[: work.first] + [held[at] for at in sorted(best)] + held[work.tokens - work.last :]
+        size = storage.layout.page_size
+        storage.write(kept, [work.pages[at // size] * size + at % size for at in range(len(kept))])
+        self._ends = work.first, work.last
+
     def close(self) -> None:
         self._storage = None
 
@@ -228,6 +241,8 @@ class FakeModel:
     def _read(self, storage: FakeStorage, batch: Batch, row: int) -> list[int]:
         """The context of a request, as its block table gives it."""
         length, first, last = batch.context_len[row], batch.query_start[row], batch.query_start[row + 1]
+        if batch.evicted and batch.evicted[row]:
+            return self._read_thinned(storage, batch, row)
         reach, page_size = self.info.reach_tokens or length, storage.layout.page_size
         unseen = max(0, length - (last - first) - reach + 1) // page_size
         context = batch.known_tokens[row][: unseen * page_size] if unseen else []
@@ -240,6 +255,23 @@ class FakeModel:
             known = batch.known_tokens[row][:length]
             lacks = len(known) == length - 1 and any(last - 1 == at for at, _ in batch.carried)
             assert context == (known + context[-1:] if lacks else known), "the KV of a request is not its own"
+        return context
+
+    def _read_thinned(self, storage: FakeStorage, batch: Batch, row: int) -> list[int]:
+        """The whole context of a thinned request; its pages hold tokens of it, in their order, with both ends whole."""
+        first, last = batch.query_start[row], batch.query_start[row + 1]
+        length, evicted, rows = batch.context_len[row], batch.evicted[row], last - first
+        kept, context = storage.read(batch.block_tables[row], length), batch.known_tokens[row][: length + evicted]
+        if any(last - 1 == at for at, _ in batch.carried) and len(context) < length + evicted:
+            context = [*context, batch.token_ids[last - 1]]
+        assert batch.positions[first:last] == list(range(len(context) - rows, len(context))), "positions are wrong"
+        assert kept[length - rows :] == batch.token_ids[first:last], "tokens were written to other slots"
+        assert len(kept) == length, "a thinned request lacks tokens"
+        head, tail = self._ends
+        assert kept[:head] == context[:head], "a thinned request has lost its first tokens"
+        assert kept[-tail - rows :] == context[-tail - rows :], "a thinned request has lost its last tokens"
+        left = iter(context)
+        assert all(token in left for token in kept), "a thinned request's KV is not its own"
         return context
 
     def _obey(self, context: list[int]) -> bool:

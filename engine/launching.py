@@ -15,7 +15,7 @@ from engine.batch import Batch, Model
 from engine.memory import Move
 from engine.memory.machine import DeviceMemory
 from engine.memory.storage import KVStorage
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled
 
 T = TypeVar("T")
@@ -101,6 +101,9 @@ class ThreadedModel:
 
     def wake(self) -> None:
         self._do(self._model.wake)
+
+    def thin(self, work: Thinning) -> None:
+        self._do(lambda: self._model.thin(work))
 
     def close(self) -> None:
         """Let what is under way end, and release the model; a second call does nothing."""

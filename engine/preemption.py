@@ -53,7 +53,7 @@ class Preemption:
         """
         if sequence.gone_pages:
             return
-        swap, pages = self._swap, sequence.pages[: self._pool.pages_for(sequence.computed)]
+        swap, pages = self._swap, sequence.pages[: self._pool.pages_for(sequence.slots)]
         if swap is None or not swap.fits(len(pages)) or not self._pays(sequence.computed, len(pages) * swap.page_bytes):
             return
         started_s = self._clock()
@@ -62,7 +62,7 @@ class Preemption:
         except MemoryError:
             log.warning("the host has no memory for %d pages of %s", len(pages), sequence.id)
             return
-        sequence.saved_tokens = sequence.computed
+        sequence.saved_tokens, sequence.saved_evicted = sequence.computed, sequence.evicted
         self.swaps += 1
         took_s = self._clock() - started_s
         if took_s >= LEAST_S:
@@ -75,8 +75,8 @@ class Preemption:
         """
         computed = matched * self._pool.page_size
         if self._swap is not None and sequence.saved_tokens > computed:
-            computed = sequence.saved_tokens
-            self._swap.load(sequence.id, pages[: self._pool.pages_for(computed)], matched)
+            computed, sequence.evicted = sequence.saved_tokens, sequence.saved_evicted
+            self._swap.load(sequence.id, pages[: self._pool.pages_for(computed - sequence.evicted)], matched)
         self.discard(sequence)
         return computed
 
@@ -84,7 +84,7 @@ class Preemption:
         """Give up what was saved of a sequence."""
         if self._swap is not None:
             self._swap.discard(sequence.id)
-        sequence.saved_tokens = 0
+        sequence.saved_tokens = sequence.saved_evicted = 0
 
     def note_step(self, tokens: int, took_s: float) -> None:
         """Learn from a step what it takes to compute a token."""

@@ -107,12 +107,13 @@ class Preparation:
         self, request: EngineRequest, tokens: list[int], end_ids: tuple[int, ...], max_seq_len: int
     ) -> TokenSequence:
         params = request.params
-        root = self._root(request)
+        max_len = len(tokens) + most_tokens(len(tokens), params.max_tokens, max_seq_len)
+        root = None if self._config.kv_compression.touches(max_len - 1) else self._root(request)
         sequence = TokenSequence(
             id=f"0:{request.id}",
             tokens=tokens,
             prompt_tokens=len(tokens),
-            max_len=len(tokens) + most_tokens(len(tokens), params.max_tokens, max_seq_len),
+            max_len=max_len,
             priority=request.priority,
             tenant=request.tenant,
             deadline_s=request.deadline_s,

@@ -44,6 +44,7 @@ class Residence:
             kv_bytes=config.kv_cache_bytes,
             default_kv_bytes=model.default_kv_bytes,
             context_tokens=self.max_seq_len,
+            context_slots=config.kv_compression.most_slots(self.max_seq_len),
             margin=config.memory_margin,
         )
         self.budget = self._solve(model.activation_bytes(config.max_num_batched_tokens, config.max_num_seqs))

@@ -30,7 +30,7 @@ from engine.parallel.group import Group
 from engine.pooling import DEFAULT_POOLING
 from engine.torch_storage import TorchStorage
 from kernels.adapters import AdapterRows
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.protocol import AttentionMetadata
 from kernels.quantised import TYPES, scale_bytes
 from kernels.registry import get_kernels
@@ -156,6 +156,12 @@ class TorchModel:
     def _parts(self, rows: int) -> list[tuple[int, int]]:
         """First and end of rows whose logits stand side by side: few, as a scored prompt has many."""
         return [(first, min(first + self._most_rows, rows)) for first in range(0, rows, self._most_rows)]
+
+    @torch.inference_mode()
+    def thin(self, work: Thinning) -> None:
+        if self._storage is None:
+            raise RuntimeError("allocate_kv must be called before a context is thinned")
+        self._open().kernels.thin(self._kv, self._storage.layout, work)
 
     def _sample(self, decoder: AnyDecoder, hidden: Tensor, sampling: SamplingBatch) -> Sampled:
         """Tokens of what the head reads, [S, hidden]."""

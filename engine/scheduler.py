@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.admission import Admission
+from engine.compression import KVCompression
 from engine.config import EngineConfig
 from engine.fairness import FairShare
 from engine.memory import PagePool
@@ -74,12 +75,13 @@ class Scheduler:
         self.budget = TokenBudget(config.max_num_batched_tokens, config.prefill_share)
         self.shares = FairShare(config.tenant_weights)
         self.waiting = WaitingQueue(self.shares, config.aging_s)
-        self.running = Running(pool, self.waiting, swap)
+        self.compression = config.kv_compression
+        self.running = Running(pool, self.waiting, swap, self.compression)
         self.admission = Admission(self.running, self.waiting, self.shares, self.budget, config)
 
     def fits(self, sequence: TokenSequence) -> bool:
         """Whether the sequence could run to its end if it had the pool for itself."""
-        return self.pool.pages_for(sequence.kv_tokens) <= self.pool.total
+        return self.pool.pages_for(self.compression.most_slots(sequence.kv_tokens)) <= self.pool.total
 
     def add(self, sequence: TokenSequence, now_s: float) -> None:
         """Let a sequence wait for its turn."""
@@ -104,22 +106,24 @@ class Scheduler:
         budget = self.budget.tokens
         chunks: list[Chunk] = []
         longer: list[TokenSequence] = []
-        page_size = self.pool.page_size
+        page_size, thins = self.pool.page_size, self.compression.thins
         for sequence in tuple(self.running):
             pages, known = len(sequence.pages), len(sequence.tokens) + sequence.coming
-            launched = sequence.computed + sequence.ahead
+            launched, evicted = sequence.computed + sequence.ahead, sequence.evicted
             if not pages or launched == known:
                 continue  # preempted by one before it, or its last token is under way
+            if thins and self.compression.due(launched, launched - evicted):
+                continue  # to be thinned before it goes on
             if known - launched > 1:
                 longer.append(sequence)
-            elif budget and (known <= pages * page_size or self._grow(sequence, now_s, preempted)):
+            elif budget and (known - evicted <= pages * page_size or self._grow(sequence, now_s, preempted)):
                 chunks.append(Chunk(sequence, launched, known))
                 budget -= 1
         prompts = self.budget.prompts(len(chunks)) if longer else 0
         if self.speculation:
             chunks = self._guess(chunks, budget - prompts, len(chunks) + prompts)
         if longer:
-            chunks += _prefill(longer, prompts)
+            chunks += _prefill(longer, prompts, self.compression)
         return Plan(tuple(chunks), tuple(admitted), tuple(preempted))
 
     def commit(self, chunks: Sequence[Chunk]) -> list[int]:
@@ -166,11 +170,14 @@ class Scheduler:
         page_size = self.pool.page_size
         guessed = []
         for sequence, start, end in chunks:
-            room = len(sequence.pages) * page_size - end
+            room = len(sequence.pages) * page_size - end + sequence.evicted
             if not room and self.pool.available > len(self.running):
                 sequence.pages += self.pool.allocate(1)
                 room = page_size
-            sequence.drafts = self.speculation.guess(sequence, min(room, budget))
+            most = min(room, budget)
+            if self.compression.thins:
+                most = min(most, self.compression.next_stop(start) - end)
+            sequence.drafts = self.speculation.guess(sequence, most)
             budget -= len(sequence.drafts)
             guessed.append(Chunk(sequence, start, end + len(sequence.drafts)))
         return guessed
@@ -187,8 +194,11 @@ class Scheduler:
         return True
 
 
-def _prefill(sequences: list[TokenSequence], budget: int) -> list[Chunk]:
-    """Divide the budget in order of rank; one sequence takes at most half of it if the others can use the rest."""
+def _prefill(sequences: list[TokenSequence], budget: int, compression: KVCompression) -> list[Chunk]:
+    """Divide the budget in order of rank; one sequence takes at most half of it if the others can use the rest.
+
+    No chunk reaches over a position at which its sequence is thinned.
+    """
     chunks = []
     wanted = sum(sequence.remaining for sequence in sequences)
     for sequence in sequences:
@@ -197,6 +207,8 @@ def _prefill(sequences: list[TokenSequence], budget: int) -> list[Chunk]:
         wanted -= sequence.remaining
         count = min(sequence.remaining, budget - min(wanted, budget // 2))
         launched = sequence.computed + sequence.ahead
+        if compression.thins:
+            count = min(count, compression.next_stop(launched) - launched)
         chunks.append(Chunk(sequence, launched, launched + count))
         budget -= count
     return chunks

@@ -89,6 +89,8 @@ class TokenSequence:
     """In the order of its tokens; `GONE` where one was given back."""
     gone_pages: int = 0
     """Of its pages, from the first, those that no token will see any more and that were given back."""
+    evicted: int = 0
+    """Computed tokens that aren't kept (`engine.compression`): later ones stand so many slots before their position."""
     preemptions: int = 0
     root: bytes | None = None
     """Parent of its first page's hash: its pages are shared with sequences of the same one; None shares nothing.
@@ -100,7 +102,9 @@ class TokenSequence:
     shared_pages: int = 0
     """Of its pages, from the first, those that others may find."""
     saved_tokens: int = 0
-    """Tokens whose KV waits in the host's memory for its return."""
+    """Tokens computed when its KV was copied to the host's memory, where it waits for its return."""
+    saved_evicted: int = 0
+    """Of those, the ones that were not kept."""
     pooling: Pooling | None = None
     """How a vector is made of it, if that is what it is for."""
     pooled: int = 0
@@ -129,6 +133,11 @@ class TokenSequence:
     def kv_tokens(self) -> int:
         """Most tokens whose KV it may ever need: the last token generated is never read."""
         return max(self.prompt_tokens, self.max_len - 1)
+
+    @property
+    def slots(self) -> int:
+        """Places in its pages that are taken: of the computed tokens those that are kept."""
+        return self.computed - self.evicted
 
     @property
     def remaining(self) -> int:

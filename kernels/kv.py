@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,3 +70,25 @@ class KVLayout:
     def units_for(self, pages: int) -> int:
         """Units of the extents that hold so many pages."""
         return -(-pages // self.pages_per_extent) << self.extent_order
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """One request's context, of which every head keeps the first tokens, the last, and the best of the middle.
+
+    They move together to the front of its pages, in their order; every head keeps as many, not the same ones.
+    """
+
+    pages: Sequence[int]
+    """Ids, in the order of the context."""
+    tokens: int
+    """In the context."""
+    kept: int
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first + self.last <= self.kept <= self.tokens:
+            raise ValueError(
+                f"{self.kept} of {self.tokens} tokens can't be kept, the first {self.first} and last {self.last} too"
+            )

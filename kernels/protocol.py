@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.adapters import AdapterRows, Adapters
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled, SamplingBatch
 
 
@@ -25,7 +25,8 @@ class AttentionMetadata:
     """Where the tokens of one step stand: a variable-length batch of prefill chunks and decode tokens.
 
     Request r owns the rows `query_start[r] : query_start[r + 1]`; they are the last of its
-    `context_len[r]` tokens. Page j of its context is `block_table[r, j]`; unused entries are 0.
+    `context_len[r]` tokens. Page j of its context is `block_table[r, j]`; unused entries are 0. A context that was
+    thinned has fewer tokens than its last position says.
     """
 
     positions: Tensor
@@ -148,6 +149,10 @@ class Kernels(Protocol):
 
     def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
         """Copy pages `source` [n] of `storage` [bytes] uint8 onto pages `target` [n], all layers of them."""
+        ...
+
+    def thin(self, kv: Sequence[Any], layout: KVLayout, work: Thinning) -> None:
+        """Thin one request's context in the pools `kv` of all layers, in place: see `kernels.thinning`."""
         ...
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:

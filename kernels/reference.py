@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.adapters import AdapterRows, Adapters
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
-from kernels.reference_attention import AttentionPlan, PagedKV, attend, kv_views, plan
+from kernels.reference_attention import AttentionPlan, PagedKV, attend, kv_views, plan, thin
 from kernels.reference_sampling import sample
 from kernels.sampling import Sampled, SamplingBatch
 
@@ -119,6 +120,9 @@ class ReferenceKernels:
         pages = page_view(storage, layout)
         per_extent = layout.pages_per_extent
         pages[target // per_extent, target % per_extent] = pages[source // per_extent, source % per_extent]
+
+    def thin(self, kv: Sequence[PagedKV], layout: KVLayout, work: Thinning) -> None:
+        thin(kv, layout, work)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sample(logits, batch)

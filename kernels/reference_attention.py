@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata
 from kernels.quantised import SCALE_BYTES, quantise, restore, scale_bytes
+from kernels.thinning import chosen, pick, slots_of
 
 GROUP_COST_TOKENS = 200
 """One more group costs about as much as attending to this many padding tokens."""
@@ -48,6 +49,17 @@ class PagedKV(NamedTuple):
                 numbers, scales = quantise(x, self.quantised)
                 parts = [numbers.view(torch.uint8).flatten(1), scales.contiguous().view(torch.uint8)]
                 pool.index_copy_(0, rows, torch.cat(parts, dim=1))
+
+    def thin(self, rows: Tensor, work: Thinning) -> None:
+        """Move what each head keeps of the context in `rows` [n] to the first of them."""
+        tokens = chosen(self._read(self.keys, rows, torch.float32), work)
+        for pool in (self.keys, self.values):
+            found = pool.index_select(0, rows)
+            parts = [found]
+            if self.quantised is not None:
+                parts = list(found.tensor_split([found.shape[1] - SCALE_BYTES * self.kv_heads], dim=1))
+            kept = [pick(part.reshape(len(rows), self.kv_heads, -1), tokens).flatten(1) for part in parts]
+            pool.index_copy_(0, rows[: work.kept], torch.cat(kept, dim=1))
 
     def read(self, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values [n, G, D] of `rows` [n]."""
@@ -87,6 +99,13 @@ def kv_views(
 def _row_elements(layout: KVLayout) -> int:
     """Of a token's key or value in one layer, with their scales."""
     return layout.layer_bytes // (2 * layout.page_size * layout.element_bytes)
+
+
+def thin(kv: Sequence[PagedKV], layout: KVLayout, work: Thinning) -> None:
+    """Thin one request's context in all layers."""
+    rows = _rows(layout, slots_of(work, layout, kv[0].keys.device))
+    for layer in kv:
+        layer.thin(rows, work)
 
 
 @dataclass(frozen=True, slots=True)

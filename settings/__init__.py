@@ -17,12 +17,35 @@ import yaml
 from headrace import urls
 from headrace.contract import Name
 from headrace.signing import MIN_KEY_CHARS
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 
 def _xdg(variable: str, fallback: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / fallback) / "headrace"
+
+
+class KVCompressionSettings(BaseModel):
+    """Whether long requests keep a share of their keys and values only."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ratio: float = 1.0
+    """The share of a request's tokens that is kept; 1 keeps all."""
+    sink_tokens: int = Field(4, ge=0)
+    """The first ones, which are always kept."""
+    window_tokens: int = Field(256, ge=2)
+    """A request holds up to so many tokens more than its share; of the last ones, half of them at least are kept."""
+
+    @field_validator("ratio")
+    @classmethod
+    def _is_a_share(cls, ratio: float) -> float:
+        if not 0 < ratio <= 1:
+            raise ValueError(
+                f"the share of a request's tokens that is kept can't be {ratio}: set it to a number over 0 and at most"
+                " 1, and to 1 to keep all"
+            )
+        return ratio
 
 
 class ModelSettings(BaseModel):
@@ -48,6 +71,8 @@ class ModelSettings(BaseModel):
     page_size: int = Field(16, ge=4)
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """What keys and values are kept as: `auto` in `dtype`; `int8` and `fp8` in a byte for each number, with scales."""
+    kv_compression: KVCompressionSettings = KVCompressionSettings()
+    """Whether long requests keep a share of their keys and values only."""
     sliding_window: int | None = Field(None, ge=1)
     """Most tokens that a token sees of those before it; None is what the model was made for."""
     threads: int | None = Field(None, ge=1)

@@ -13,6 +13,7 @@ import redis
 from celery.utils.log import get_logger
 from headrace.contract import ModelCard
 
+from engine.compression import KVCompression
 from engine.config import EngineConfig
 from ledger.contract import LedgerProtocol, LedgerUnavailable
 from settings import Settings
@@ -134,6 +135,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_num_batched_tokens=asked.max_num_batched_tokens,
         page_size=asked.page_size,
         kv_cache_dtype=asked.kv_cache_dtype,
+        kv_compression=KVCompression(**asked.kv_compression.model_dump()),
         sliding_window=asked.sliding_window,
         kv_cache_bytes=asked.kv_cache_bytes,
         gpu_memory_utilization=asked.gpu_memory_utilization,

@@ -21,7 +21,8 @@ from engine.model.spec import ModelSpec
 from kernels.cpu.layers import PAGE_TOKENS
 from kernels.cpu.library import Library, Team, Unavailable, load
 from kernels.cpu.step import DecoderModel, ModelStep, StepWork, step_bytes
-from kernels.kv import KVLayout
+from kernels.cpu.thinning import thin
+from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
@@ -157,8 +158,20 @@ class CpuModel:
         self._open()
         if self._step is None or self._storage is None:
             raise RuntimeError("allocate_kv must be called before the first step")
-        work = StepWork(batch.token_ids, batch.query_start, batch.context_len, batch.block_tables, batch.sample_rows)
+        work = StepWork(
+            batch.token_ids,
+            batch.query_start,
+            batch.context_len,
+            batch.block_tables,
+            batch.sample_rows,
+            batch.evicted,
+        )
         return self._step.run(work, batch.sampling, self._storage.arena.address)
+
+    def thin(self, work: Thinning) -> None:
+        if self._storage is None:
+            raise RuntimeError("allocate_kv must be called before a context is thinned")
+        thin(self._team, self._open().heads, self._storage.layout, self._storage.arena.bytes, work)
 
     def close(self) -> None:
         self._model = None

@@ -29,6 +29,8 @@ class Demand:
     """One request of this length must fit."""
     margin: float
     """Share of the KV memory that admission keeps free, for running requests to grow into."""
+    context_slots: int | None = None
+    """The most of that request's tokens that are kept at once; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ def resized(budget: MemoryBudget, demand: Demand, kv_bytes: int, layout: KVLayou
 
 
 def _context_pages(demand: Demand, layout: KVLayout) -> int:
-    return -(-demand.context_tokens // layout.page_size)
+    slots = demand.context_tokens if demand.context_slots is None else demand.context_slots
+    return -(-slots // layout.page_size)
 
 
 def _too_little(demand: Demand, budget: MemoryBudget, layout: KVLayout) -> str:

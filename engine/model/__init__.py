@@ -90,7 +90,20 @@ def open_files(config: EngineConfig) -> ModelFiles:
 
 def spec_of(config: EngineConfig, files: ModelFiles) -> ModelSpec:
     """The structure of the model in `files`, as `config` wants it to attend."""
-    return files.spec.narrowed(config.sliding_window)
+    spec = files.spec.narrowed(config.sliding_window)
+    check_compression(config, spec)
+    return spec
+
+
+def check_compression(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raise ValueError for a model with windows whose context is to be thinned: it would count what isn't there."""
+    windows = sorted(window for window in spec.windows if window is not None)
+    if config.kv_compression.thins and windows:
+        raise ValueError(
+            f"kv_compression.ratio={config.kv_compression.ratio} needs layers that see their whole context, and this"
+            f" model has some that see {windows[0]} tokens: set kv_compression.ratio to 1"
+            + ("" if config.sliding_window is None else ", or leave sliding_window out")
+        )
 
 
 def open_weights(files: ModelFiles, spec: ModelSpec) -> Weights:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.config import EngineConfig
+from engine.model import check_compression
 from engine.model.foreign_attention import ATTENTION, PagedStep, Probe, register
 from engine.model.hf_dir import HFDirectory
 from engine.model.spec import ForeignModel, ModelSpec, UnsupportedModel
@@ -112,6 +113,7 @@ def load_foreign(
             f" by {difference:.2g} of their deviation, so it looks at more than its keys and values"
         )
     trial.spec = spec.narrowed(config.sliding_window)
+    check_compression(config, trial.spec)
     trial.kernels = kernels
     return trial
 

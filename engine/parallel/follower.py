@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.memory.storage import KVStorage
     from engine.parallel.group import Group
     from engine.runner import TorchModel
-    from kernels.kv import KVLayout
+    from kernels.kv import KVLayout, Thinning
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,9 @@ class Follower:
         for number in forgotten:
             self._saved.pop(number, None)
         self._loaded.execute(batch)
+
+    def thin(self, work: Thinning) -> None:
+        self._loaded.thin(work)
 
     def copy_pages(self, moves: list[Move]) -> None:
         self._kv.copy_pages(moves)

@@ -27,7 +27,7 @@ from engine.parallel.group import Group
 from engine.parallel.ranks import RankLost, Ranks
 from engine.parallel.storage import ParallelStorage
 from engine.runner import TorchModel
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled, SamplingBatch
 
 T = TypeVar("T")
@@ -145,6 +145,10 @@ class ParallelModel:
         del self._forgotten[: len(forgotten)]
         told = replace(batch, sampling=NOTHING_SAMPLED, known_tokens=[])
         return self._everywhere(lambda: self._own.execute(batch), "execute", told, forgotten)
+
+    def thin(self, work: Thinning) -> None:
+        """Every head chooses for itself, so every rank does."""
+        self._everywhere(lambda: self._own.thin(work), "thin", work)
 
     def close(self) -> None:
         self._own.close()

@@ -6,6 +6,7 @@ one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,8 @@ from kernels.cpu.library import Team
 from kernels.cpu.linear import Then, linear
 from kernels.cpu.packing import Format, Matrix, Packed, Source, pack
 from kernels.cpu.sampling import Sampler
-from kernels.kv import KVLayout
+from kernels.cpu.thinning import thin
+from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference import TorchLinear, add_adapters, gelu_and_mul
 from kernels.sampling import Sampled, SamplingBatch
@@ -154,6 +156,10 @@ class CpuKernels:
     def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
         offsets = ([layout.offset_bytes(page) for page in pages.tolist()] for pages in (source, target))
         copy.copy_pages(self.team, storage.numpy(), layout.page_bytes, *offsets)
+
+    def thin(self, kv: Sequence[LayerKV], layout: KVLayout, work: Thinning) -> None:
+        heads = kv[0].heads(layout.kv_heads)
+        thin(self.team, heads, layout, kv[0].arena, work)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         vocab = logits.shape[1]

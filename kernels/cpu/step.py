@@ -125,6 +125,8 @@ class StepWork:
     context_len: Sequence[int]
     block_tables: Sequence[Sequence[int]]
     sample_rows: Sequence[int]
+    evicted: Sequence[int] = ()
+    """Tokens of each context that aren't kept, which `context_len` doesn't count; () if all of all are."""
 
     def numbers(self, sample_rows: Sequence[int], greedy: int) -> NDArray[np.int32]:
         """The array that `StepWork` of src/step_state.h reads; the first `greedy` samples need no logits."""
@@ -132,7 +134,8 @@ class StepWork:
         return np.array(
             [
                 len(self.token_ids), len(tables), len(sample_rows), greedy, sum(map(len, tables)),
-                *self.token_ids, *self.query_start, *self.context_len, *map(len, tables),
+                *self.token_ids, *self.query_start, *self.context_len,
+                *(self.evicted or [0] * len(tables)), *map(len, tables),
                 *itertools.chain.from_iterable(tables), *sample_rows,
             ],
             np.int32,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels.adapters import AdapterRows, Adapters
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference import TorchLinear
 from kernels.sampling import Sampled, SamplingBatch
 from kernels.triton import attention, lora, rows, sampling
 from kernels.triton.configs import Architecture
 from kernels.triton.kv import LayerKV, kv_views, places
+from kernels.triton.thinning import thin
 
 
 class TritonKernels:
@@ -73,6 +75,9 @@ class TritonKernels:
 
     def copy_pages(self, storage: Tensor, layout: KVLayout, source: Tensor, target: Tensor) -> None:
         rows.copy_pages(storage, layout, source, target)
+
+    def thin(self, kv: Sequence[LayerKV], layout: KVLayout, work: Thinning) -> None:
+        thin(kv, layout, work)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sampling.sample(logits, batch)

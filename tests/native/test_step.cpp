@@ -84,7 +84,7 @@ using Requests = std::vector<std::pair<int32_t, int32_t>>;
 
 // The numbers of one step: requests of (context, rows) on pages of their own. Each row is sampled, or each third one.
 std::vector<int32_t> work_of(const Requests& requests, bool every, int32_t greedy) {
-    std::vector<int32_t> tokens, start{0}, context, counts, pages, samples;
+    std::vector<int32_t> tokens, start{0}, context, evicted, counts, pages, samples;
     for (auto [length, rows] : requests) {
         const int32_t page = 4 * int32_t(counts.size());
         for (int32_t row = 0; row < rows; row++) {
@@ -93,12 +93,13 @@ std::vector<int32_t> work_of(const Requests& requests, bool every, int32_t greed
         }
         start.push_back(start.back() + rows);
         context.push_back(length);
+        evicted.push_back(0);
         counts.push_back((length + kPage - 1) / kPage);
         for (int32_t i = 0; i < counts.back(); i++) pages.push_back(page + i);
     }
     std::vector<int32_t> work{int32_t(tokens.size()), int32_t(context.size()), int32_t(samples.size()), greedy,
                               int32_t(pages.size())};
-    for (const auto& part : {tokens, start, context, counts, pages, samples}) work.insert(work.end(), part.begin(), part.end());
+    for (const auto& part : {tokens, start, context, evicted, counts, pages, samples}) work.insert(work.end(), part.begin(), part.end());
     return work;
 }
 

@@ -85,3 +85,7 @@ void headrace_copy_pages(Team* team, const PageMove* moves, int64_t count, int64
         for (int64_t part; (part = team->claim_one()) < parts;) copy_part(moves, page_bytes, part);
     });
 }
+
+void headrace_thin(Team* team, const HeadShape* heads, const ThinWork* work, uint8_t* arena) {
+    team->run([&](int) { thin(*team, *heads, *work, arena); });
+}

@@ -3,10 +3,12 @@
 
 #include "abi.h"
 #include "copy.h"
+#include "thin.h"
 
 static_assert(sizeof(headrace::HeadShape) == 24 && sizeof(headrace::StepShape) == 56);
 static_assert(sizeof(headrace::SamplingRow) == 136 && sizeof(headrace::SampledRow) == 16);
 static_assert(sizeof(headrace::RotaryLayer) == 80 && sizeof(headrace::AttentionLayer) == 48);
+static_assert(sizeof(headrace::ThinWork) == 56);
 
 HEADRACE_API void headrace_embed(const headrace::Ops* ops, headrace::Team* team, const void* table, int32_t is_float,
                                  const int32_t* ids, int64_t rows, int64_t size, float* out);
@@ -33,3 +35,7 @@ HEADRACE_API void headrace_sample(const headrace::Ops* ops, headrace::Team* team
 // Copies whole pages; sources and targets may not overlap.
 HEADRACE_API void headrace_copy_pages(headrace::Team* team, const headrace::PageMove* moves, int64_t count,
                                       int64_t page_bytes);
+
+// Thins one request's context in place.
+HEADRACE_API void headrace_thin(headrace::Team* team, const headrace::HeadShape* heads, const headrace::ThinWork* work,
+                                uint8_t* arena);

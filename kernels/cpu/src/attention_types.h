@@ -39,9 +39,9 @@ struct HeadShape {
 struct StepShape {
     int64_t rows;
     int64_t requests;
-    const int32_t* positions;   // [rows] in the sequence
+    const int32_t* positions;   // [rows] in the sequence: beyond the place in the context if that was thinned
     const int32_t* query_start; // [requests + 1] first row of each request; its rows are the last of its context
-    const int32_t* context_len; // [requests] tokens up to and with the last row
+    const int32_t* context_len; // [requests] tokens that are kept up to and with the last row
     const int64_t* page_offset; // [requests, pages_per_request] bytes from the arena's start to each page
     int64_t pages_per_request;
 };

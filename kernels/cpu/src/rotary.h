@@ -30,16 +30,17 @@ template <class In, class T> class Rotary {
         int64_t request = 0;
         for (int64_t row = begin; row < end; row++) {
             while (row >= starts[request + 1]) request++;
-            int64_t position = step_.positions[row];
-            int64_t page = step_.page_offset[request * step_.pages_per_request + position / heads_.page_tokens];
-            write_row(row, position, reinterpret_cast<Element*>(layer_.kv + page));
+            const int64_t slot = step_.context_len[request] - (starts[request + 1] - row);
+            int64_t page = step_.page_offset[request * step_.pages_per_request + slot / heads_.page_tokens];
+            write_row(row, slot % heads_.page_tokens, reinterpret_cast<Element*>(layer_.kv + page));
         }
     }
 
   private:
-    void write_row(int64_t row, int64_t position, Element* block) {
-        const int64_t size = heads_.head_size, token = position % heads_.page_tokens;
-        const float* cos_sin = layer_.cos_sin + position * size;
+    // `token` is the row's place on its page.
+    void write_row(int64_t row, int64_t token, Element* block) {
+        const int64_t size = heads_.head_size;
+        const float* cos_sin = layer_.cos_sin + step_.positions[row] * size;
         alignas(64) float turned[kMostHeadSize];
         alignas(64) Element stored[kMostHeadSize];
         for (int64_t head = 0; head < heads_.heads; head++) {

@@ -51,7 +51,8 @@ StepWork::StepWork(const int32_t* work)
     token_ids = work + 5;
     query_start = token_ids + rows;
     context_len = query_start + requests + 1;
-    page_count = context_len + requests;
+    evicted = context_len + requests;
+    page_count = evicted + requests;
     page_ids = page_count + requests;
     sample_rows = page_ids + pages;
 }
@@ -95,7 +96,8 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
     page_offset_.resize(size_t(work.requests * most_pages_));
     const int32_t* page = work.page_ids;
     for (int64_t r = 0; r < work.requests; r++) {
-        int32_t position = work.context_len[r] - (work.query_start[r + 1] - work.query_start[r]);
+        const int32_t rows_of_r = work.query_start[r + 1] - work.query_start[r];
+        int32_t position = work.context_len[r] + work.evicted[r] - rows_of_r;
         for (int32_t row = work.query_start[r]; row < work.query_start[r + 1]; row++) positions_[size_t(row)] = position++;
         for (int32_t i = 0; i < work.page_count[r]; i++) {
             page_offset_[size_t(r * most_pages_ + i)] = model.page_offset(*page++);

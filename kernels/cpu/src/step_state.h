@@ -52,12 +52,13 @@ class InputRows {
 // One step's work as it crosses the ABI: one array of int32, of which the first five say how long the others are.
 //
 //   rows requests samples greedy pages | token_ids[rows] query_start[requests + 1] context_len[requests]
-//   page_count[requests] page_ids[pages] sample_rows[samples]
+//   evicted[requests] page_count[requests] page_ids[pages] sample_rows[samples]
 //
-// The first `greedy` samples only need their greatest logit.
+// The first `greedy` samples only need their greatest logit. A request's positions are those in its context, and so many
+// more as were evicted from it.
 struct StepWork {
     int64_t rows = 0, requests = 0, samples = 0, greedy = 0, pages = 0;
-    const int32_t *token_ids, *query_start, *context_len, *page_count, *page_ids, *sample_rows;
+    const int32_t *token_ids, *query_start, *context_len, *evicted, *page_count, *page_ids, *sample_rows;
     StepWork() = default;
     explicit StepWork(const int32_t* work);
 };

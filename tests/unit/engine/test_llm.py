@@ -154,7 +154,7 @@ def test_the_fake_model_is_found_by_its_name() -> None:
 
 
 def test_the_public_names() -> None:
-    assert engine.__all__ == ["LLM", "EngineConfig", "FinishReason", "RequestOutput", "SamplingParams"]
+    assert engine.__all__ == ["LLM", "EngineConfig", "FinishReason", "KVCompression", "RequestOutput", "SamplingParams"]
     assert all(hasattr(engine, name) for name in engine.__all__)
 
 

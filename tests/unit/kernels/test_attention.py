@@ -101,9 +101,10 @@ def attend(kernels: Kernels, batch: Ragged, kv: object, attention: Attention) ->
     return kernels.paged_attention(batch.q, kv, meta, attention)
 
 
-def written(kernels: Kernels, batch: Ragged, stale: int = 0) -> object:
+def written(kernels: Kernels, batch: Ragged, stale: int = 0, storage: Tensor | None = None) -> object:
     """A pool of `stale` bytes with each request's whole context, written by the implementation without turning it."""
-    storage = torch.full((EXTENTS * batch.layout.extent_bytes,), stale, dtype=torch.uint8)
+    if storage is None:
+        storage = torch.full((EXTENTS * batch.layout.extent_bytes,), stale, dtype=torch.uint8)
     kv = kernels.kv_views(storage, batch.layout, batch.dtype)[1]
     contexts = [context for _, context in batch.requests]
     still = torch.stack([torch.ones(max(contexts), batch.size // 2), torch.zeros(max(contexts), batch.size // 2)], 1)

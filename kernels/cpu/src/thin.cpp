@@ -1,0 +1,150 @@
+#include "thin.h"
+
+#include "half.h"
+
+#include <vector>
+
+namespace headrace {
+namespace {
+
+// One head of one layer. Tokens are taken a page at a time, as floats [head_size][page_tokens].
+template <class Element> class HeadThinning {
+    static constexpr int64_t kPerWord = int64_t(4 / sizeof(Element));
+
+  public:
+    HeadThinning(const HeadShape& heads, const ThinWork& work, uint8_t* layer, int64_t head)
+        : heads_(heads), work_(work), layer_(layer), head_(head), page_(size_t(heads.head_elements())),
+          scores_(size_t(pages() * heads.page_tokens)) {}
+
+    void run() {
+        sum_units();
+        score();
+        keep();
+    }
+
+  private:
+    int64_t pages() const { return (work_.tokens + heads_.page_tokens - 1) / heads_.page_tokens; }
+
+    Element* keys(int64_t page) const {
+        return reinterpret_cast<Element*>(layer_ + work_.page_offset[page]) + head_ * heads_.head_elements();
+    }
+    Element* values(int64_t page) const { return keys(page) + heads_.kv_heads * heads_.head_elements(); }
+
+    static float widen(uint16_t a) { return widen_bf16(a); }
+    static float widen(float a) { return a; }
+
+    // A page's keys into page_, zeros behind the last token: what stands there may be no number.
+    void read(int64_t page) {
+        const int64_t size = heads_.head_size, tokens = heads_.page_tokens;
+        const int64_t there = std::min(tokens, work_.tokens - page * tokens);
+        const Element* from = keys(page);
+        for (int64_t d = 0; d < size; d++) {
+            const Element* row = from + d / kPerWord * tokens * kPerWord + d % kPerWord;
+            float* to = page_.data() + d * tokens;
+            for (int64_t t = 0; t < there; t++) to[t] = widen(row[t * kPerWord]);
+            for (int64_t t = there; t < tokens; t++) to[t] = 0;
+        }
+    }
+
+    // One over each key's length; 0 for a key of zeros.
+    void invert_lengths(float* inverse) const {
+        const int64_t tokens = heads_.page_tokens;
+        for (int64_t t = 0; t < tokens; t++) inverse[t] = 0;
+        for (int64_t d = 0; d < heads_.head_size; d++) {
+            const float* row = page_.data() + d * tokens;
+            for (int64_t t = 0; t < tokens; t++) inverse[t] += row[t] * row[t];
+        }
+        for (int64_t t = 0; t < tokens; t++) inverse[t] = inverse[t] > 0 ? 1 / std::sqrt(inverse[t]) : 0.0f;
+    }
+
+    // The sum of all keys at length 1, in the order of their tokens. Its own length changes no order of scores.
+    void sum_units() {
+        const int64_t size = heads_.head_size, tokens = heads_.page_tokens;
+        std::vector<float> lanes(page_.size(), 0.0f), inverse(static_cast<size_t>(tokens));
+        for (int64_t page = 0; page < pages(); page++) {
+            read(page);
+            invert_lengths(inverse.data());
+            for (int64_t d = 0; d < size; d++) {
+                const float* row = page_.data() + d * tokens;
+                float* sums = lanes.data() + d * tokens;
+                for (int64_t t = 0; t < tokens; t++) sums[t] += row[t] * inverse[size_t(t)];
+            }
+        }
+        anchor_.assign(size_t(size), 0.0f);
+        for (int64_t d = 0; d < size; d++) {
+            for (int64_t t = 0; t < tokens; t++) anchor_[size_t(d)] += lanes[size_t(d * tokens + t)];
+        }
+    }
+
+    void score() {
+        const int64_t tokens = heads_.page_tokens;
+        std::vector<float> inverse(static_cast<size_t>(tokens));
+        for (int64_t page = 0; page < pages(); page++) {
+            read(page);
+            invert_lengths(inverse.data());
+            float* scores = scores_.data() + page * tokens;
+            for (int64_t t = 0; t < tokens; t++) scores[t] = 0;
+            for (int64_t d = 0; d < heads_.head_size; d++) {
+                const float* row = page_.data() + d * tokens;
+                for (int64_t t = 0; t < tokens; t++) scores[t] -= row[t] * anchor_[size_t(d)];
+            }
+            for (int64_t t = 0; t < tokens; t++) {
+                const float score = scores[t] * inverse[size_t(t)];
+                scores[t] = score == score ? score : -std::numeric_limits<float>::infinity(); // NaNs have no order
+            }
+        }
+    }
+
+    // Moves the tokens that are kept together, in their order: none moves to a place behind its own.
+    void keep() {
+        std::vector<int32_t> middle;
+        for (int64_t t = work_.first; t < work_.tokens - work_.last; t++) middle.push_back(int32_t(t));
+        const auto wanted = middle.begin() + (work_.kept - work_.first - work_.last);
+        std::nth_element(middle.begin(), wanted, middle.end(), [&](int32_t a, int32_t b) {
+            const float one = scores_[size_t(a)], other = scores_[size_t(b)];
+            return one > other || (one == other && a < b);
+        });
+        std::sort(middle.begin(), wanted);
+        int64_t to = work_.first;
+        for (auto token = middle.begin(); token != wanted; token++) move(*token, to++);
+        for (int64_t token = work_.tokens - work_.last; token < work_.tokens; token++) move(token, to++);
+    }
+
+    void move(int64_t from, int64_t to) {
+        if (from == to) return;
+        const int64_t size = heads_.head_size, tokens = heads_.page_tokens, n = kPerWord;
+        const int64_t from_page = from / tokens, to_page = to / tokens;
+        from %= tokens;
+        to %= tokens;
+        const Element *key = keys(from_page) + from * n, *value = values(from_page) + from / n * size * n + from % n;
+        Element *new_key = keys(to_page) + to * n, *new_value = values(to_page) + to / n * size * n + to % n;
+        for (int64_t word = 0; word < size / n; word++) {
+            std::memcpy(new_key + word * tokens * n, key + word * tokens * n, size_t(n) * sizeof(Element));
+        }
+        for (int64_t i = 0; i < size; i++) new_value[i * n] = value[i * n];
+    }
+
+    const HeadShape& heads_;
+    const ThinWork& work_;
+    uint8_t* layer_;
+    const int64_t head_;
+    std::vector<float> page_;
+    std::vector<float> anchor_;
+    std::vector<float> scores_; // of all tokens
+};
+
+} // namespace
+
+void thin(Team& team, const HeadShape& heads, const ThinWork& work, uint8_t* arena) {
+    const int64_t parts = work.layers * heads.kv_heads;
+    for (int64_t part; (part = team.claim_one()) < parts;) {
+        uint8_t* layer = arena + part / heads.kv_heads * work.layer_bytes;
+        if (heads.is_float) {
+            HeadThinning<float>(heads, work, layer, part % heads.kv_heads).run();
+        } else {
+            HeadThinning<uint16_t>(heads, work, layer, part % heads.kv_heads).run();
+        }
+    }
+}
+
+} // namespace headrace
