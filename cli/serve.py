@@ -71,6 +71,9 @@ def worker(
         float | None,
         typer.Option(help="Share of a long request's keys and values that is kept, over 0 to 1; 1 keeps all."),
     ] = None,
+    speculative_model: Annotated[
+        str | None, typer.Option(help="A smaller model of the same vocabulary that guesses tokens ahead.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The worker's own name, before the @ and the host; one of its own for each.")
     ] = None,
@@ -92,6 +95,7 @@ def worker(
         "max_seq_len": max_seq_len,
         "threads": threads,
         "quantization": quantization,
+        "speculative_model": speculative_model,
         "adapters": named_paths(adapter) if adapter else None,
         "kv_cache_dtype": kv_cache_dtype,
         "overlap": overlap,

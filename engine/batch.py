@@ -73,6 +73,8 @@ class ModelInfo:
     """Tokens that a token sees in the widest layer, with itself; None for all. What lies behind is never read."""
     generates: bool = True
     """Whether it has a head that chooses tokens."""
+    draft_kv_bytes_per_token: int = 0
+    """What a draft model keeps of each token besides."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """The adapters that requests may name, with their revisions, in the order of their numbers."""
 

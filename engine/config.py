@@ -68,6 +68,8 @@ class EngineConfig:
     """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
     num_speculative_tokens: int = 4
     """Most tokens that are guessed ahead for a request (`engine.speculation`), where that pays; 0 guesses none."""
+    speculative_model: str | None = None
+    """A smaller model of the same vocabulary that guesses where prompt lookup has nothing, where that pays."""
     aging_s: float = 60.0
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
@@ -100,6 +102,8 @@ class EngineConfig:
             self._require("threads", self.threads <= MOST_THREADS, f"at most {MOST_THREADS}")
         for name in ("prefill_share", "gpu_memory_utilization"):
             self._require(name, 0 < getattr(self, name) <= 1, "over 0 and at most 1")
+        if self.speculative_model is not None:
+            self._check_speculative()
         self._require("tensor_parallel_size", self.tensor_parallel_size <= MOST_RANKS, f"at most {MOST_RANKS}")
         self._require("patience_s", 0 < self.patience_s < math.inf, "a number over 0")
         self._require("batch_window_ms", 0 <= self.batch_window_ms < math.inf, "a number, at least 0")
@@ -111,6 +115,17 @@ class EngineConfig:
 
         if not all(isinstance(name, str) and name.strip() for name in self.adapters):
             raise ValueError(f"adapters have names that are not empty, got {list(self.adapters)}")
+
+    def _check_speculative(self) -> None:
+        """What a draft model can't be had with."""
+        for name, has in (
+            ("num_speculative_tokens=0", self.num_speculative_tokens == 0),
+            ("overlap=True", self.overlap is True),
+            ("tensor_parallel_size over 1", self.tensor_parallel_size > 1),
+            ("kv_compression.ratio under 1", self.kv_compression.thins),
+        ):
+            if has:
+                raise ValueError(f"speculative_model can't be had with {name}")
 
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.contract import EngineStats
 from engine.counters import Counters
 from engine.deadlines import Deadlines
+from engine.drafted import DraftedModel
 from engine.executor import Executed, Executor, Failed, OutOfMemory, Steps
 from engine.generation import Generation
 from engine.launching import launching
@@ -45,6 +46,7 @@ class Engine:
     """
 
     def __init__(self, model: Model, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._drafter = model.drafter if isinstance(model, DraftedModel) else None
         launcher = launching(model, config.overlap)
         model = launcher or model
         self._model = model
@@ -230,7 +232,8 @@ class Engine:
 
     def _new_scheduler(self, pool: PagePool) -> Scheduler:
         model = self._model
-        return Scheduler(pool, self._config, self._memory.swap, model.cheap_rows, model.info.reach_tokens)
+        reach_tokens = model.info.reach_tokens
+        return Scheduler(pool, self._config, self._memory.swap, model.cheap_rows, reach_tokens, self._drafter)
 
     def _note(self, plan: Plan, now_s: float) -> tuple[tuple[str, float], ...]:
         """Count a plan's admissions and preemptions; the first admissions are reported."""

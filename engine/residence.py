@@ -46,6 +46,7 @@ class Residence:
             context_tokens=self.max_seq_len,
             context_slots=config.kv_compression.most_slots(self.max_seq_len),
             margin=config.memory_margin,
+            beside=model.info.draft_kv_bytes_per_token / model.info.kv_bytes_per_token,
         )
         self.budget = self._solve(model.activation_bytes(config.max_num_batched_tokens, config.max_num_seqs))
         if config.warm_up:
@@ -106,6 +107,7 @@ class Residence:
             memory = self._model.memory()
             other_bytes = memory.used_bytes - self.pool.extents.leased * self._layout.extent_bytes
             left_bytes = int(self._demand.utilization * memory.total_bytes) - other_bytes - budget.activation_bytes
+            left_bytes = int(left_bytes / (1 + self._demand.beside))
             most_bytes = min(left_bytes, self._layout.bytes_for(self.pool.extents.ids))
             if kv_bytes > most_bytes:
                 raise NoRoom(f"the KV memory can't grow to {kv_bytes} bytes: it can have {most_bytes} now")

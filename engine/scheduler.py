@@ -18,7 +18,7 @@ from engine.memory import PagePool
 from engine.memory.swap import SwapSpace
 from engine.running import Running
 from engine.sequence import TokenSequence
-from engine.speculation import Speculation
+from engine.speculation import Drafter, Speculation
 from engine.token_budget import TokenBudget
 from engine.waiting import WaitingQueue
 
@@ -67,10 +67,12 @@ class Scheduler:
         swap: SwapSpace | None = None,
         cheap_rows: int = 0,
         reach_tokens: int | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`cheap_rows`: see `engine.batch.Model`; `reach_tokens`: see `engine.batch.ModelInfo`."""
         self.pool = pool
         self._reach_tokens = reach_tokens
+        self._drafter = drafter
         self.speculation = Speculation(config.num_speculative_tokens, cheap_rows)
         self.budget = TokenBudget(config.max_num_batched_tokens, config.prefill_share)
         self.shares = FairShare(config.tenant_weights)
@@ -180,7 +182,28 @@ class Scheduler:
             sequence.drafts = self.speculation.guess(sequence, most)
             budget -= len(sequence.drafts)
             guessed.append(Chunk(sequence, start, end + len(sequence.drafts)))
-        return guessed
+        return guessed if self._drafter is None else self._draft(self._drafter, guessed, budget, rows)
+
+    def _draft(self, drafter: Drafter, chunks: list[Chunk], budget: int, rows: int) -> list[Chunk]:
+        """The same chunks, with the draft model's guesses where there are no others."""
+        page_size = self.pool.page_size
+        wanted: list[tuple[TokenSequence, int]] = []
+        for sequence, _, end in chunks:
+            room = min(len(sequence.pages) * page_size - end, budget)
+            most = 0 if sequence.drafts else self.speculation.most(sequence, room)
+            if most:
+                wanted.append((sequence, most))
+                budget -= most
+        if not wanted:
+            return chunks
+        for (sequence, _), drafts in zip(wanted, drafter.propose(wanted, rows), strict=True):
+            sequence.drafts = drafts
+        return [
+            Chunk(chunk.sequence, chunk.start, len(chunk.sequence.tokens) + len(chunk.sequence.drafts))
+            if chunk.sequence.drafts
+            else chunk
+            for chunk in chunks
+        ]
 
     def _grow(self, sequence: TokenSequence, now_s: float, preempted: list[TokenSequence]) -> bool:
         """Give a decoding sequence the page that its next token goes to, at the cost of the last in rank."""

@@ -38,7 +38,7 @@ GONE = Page(0)
 GREEDY = RowSampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TokenSequence:
     """Tokens on their way through the model.
 

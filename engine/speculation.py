@@ -13,7 +13,7 @@ choices that are functions of seed and position, so that no rejection has to be 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from engine.sequence import TokenSequence
@@ -87,6 +87,14 @@ class PromptLookup:
         self._read = max(self._read, len(tokens))
 
 
+class Drafter(Protocol):
+    """Another source of guesses: a draft model (`engine.drafting`)."""
+
+    def propose(self, wanted: Sequence[tuple[TokenSequence, int]], rows: int) -> list[list[int]]:
+        """Guesses of each sequence, at most so many; for a step that computes `rows` tokens without them."""
+        ...
+
+
 class Speculation:
     """Whose next tokens are guessed in a step, and how many of them."""
 
@@ -103,10 +111,16 @@ class Speculation:
         """Begin with a step that has so many rows without any guess."""
         self._cheap_left = max(0, self._cheap_rows - rows)
 
+    def most(self, sequence: TokenSequence, room: int) -> int:
+        """How many tokens may be guessed for a sequence that has room for so many."""
+        if sequence.coming or not sequence.guessable:
+            return 0
+        return max(0, min(self._most, room, sequence.max_len - len(sequence.tokens) - 1))
+
     def guess(self, sequence: TokenSequence, room: int) -> list[int]:
         """What to compute behind the last known token of a sequence: at most `room` tokens, often none."""
-        most = min(self._most, room, sequence.max_len - len(sequence.tokens) - 1)
-        if most < 1 or sequence.coming or not sequence.guessable:
+        most = self.most(sequence, room)
+        if most < 1:
             return []
         if sequence.lookup is None:
             sequence.lookup = PromptLookup()

@@ -93,6 +93,8 @@ class ModelSettings(BaseModel):
     """Most tokens that are guessed ahead for a request, where that pays; 0 guesses none. The output is the same."""
     overlap: bool | Literal["auto"] = "auto"
     """Whether the next step is planned while the device computes; `auto`: on a GPU. The output is the same."""
+    speculative_model: str | None = None
+    """A smaller model of the same vocabulary that guesses where prompt lookup has nothing, where that pays."""
     aging_s: float = Field(60.0, gt=0)
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}

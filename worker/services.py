@@ -149,6 +149,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         prefill_share=asked.prefill_share,
         num_speculative_tokens=asked.num_speculative_tokens,
         overlap=asked.overlap,
+        speculative_model=asked.speculative_model,
         aging_s=asked.aging_s,
         tenant_weights=asked.tenant_weights,
         memory_margin=asked.memory_margin,

@@ -31,6 +31,8 @@ class Demand:
     """Share of the KV memory that admission keeps free, for running requests to grow into."""
     context_slots: int | None = None
     """The most of that request's tokens that are kept at once; None for all."""
+    beside: float = 0.0
+    """Bytes that each byte of the KV takes besides: a draft model's KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,13 @@ class MemoryBudget:
 def solve(demand: Demand, memory: DeviceMemory, activation_bytes: int, layout: KVLayout) -> MemoryBudget:
     """Divide a device's memory once the weights are in it.
 
-        left = utilization * total - used - activations
+        left = (utilization * total - used - activations) / (1 + beside)
         KV   = what was asked for, or the default, or all that is left; never more than is left
 
     Raises `NoRoom` if the KV can't hold one request of the context length.
     """
     usable = int(demand.utilization * memory.total_bytes)
-    left = usable - memory.used_bytes - activation_bytes
+    left = int((usable - memory.used_bytes - activation_bytes) / (1 + demand.beside))
     needed_bytes = layout.bytes_for(_context_pages(demand, layout))
     wanted = demand.kv_bytes
     if wanted is None and demand.default_kv_bytes is not None:
@@ -80,7 +82,7 @@ def solve(demand: Demand, memory: DeviceMemory, activation_bytes: int, layout: K
     if needed_bytes <= left:
         return resized(fixed, demand, left, layout)
     budget = replace(fixed, kv_bytes=max(0, left), pages=layout.pages_in(max(0, left)))
-    raise NoRoom(f"{_too_little(demand, budget, layout)}{_remedy(memory, budget, needed_bytes)}; {budget}")
+    raise NoRoom(f"{_too_little(demand, budget, layout)}{_remedy(demand, memory, budget, needed_bytes)}; {budget}")
 
 
 def resized(budget: MemoryBudget, demand: Demand, kv_bytes: int, layout: KVLayout) -> MemoryBudget:
@@ -108,9 +110,9 @@ def _too_little(demand: Demand, budget: MemoryBudget, layout: KVLayout) -> str:
     ) + (f"lower max_seq_len to {tokens}, or " if tokens else "")
 
 
-def _remedy(memory: DeviceMemory, budget: MemoryBudget, needed_bytes: int) -> str:
+def _remedy(demand: Demand, memory: DeviceMemory, budget: MemoryBudget, needed_bytes: int) -> str:
     """How a device's memory can be made to do."""
-    wanted_bytes = memory.used_bytes + budget.activation_bytes + needed_bytes
+    wanted_bytes = memory.used_bytes + budget.activation_bytes + int(needed_bytes * (1 + demand.beside))
     missing_bytes = wanted_bytes - memory.total_bytes
     if missing_bytes > 0:
         return f"free {missing_bytes // MiB + 1} MiB of memory"

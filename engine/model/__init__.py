@@ -33,6 +33,31 @@ ModelFiles = GGUFFile | HFDirectory
 
 
 def load_model(config: EngineConfig) -> Model:
+    """Load the model that `config` names, and the one that guesses for it, if it names one."""
+    target = load_one(config)
+    if config.speculative_model is None:
+        return target
+    from engine.drafted import DraftedModel
+
+    draft: Model | None = None
+    try:
+        draft = load_one(draft_config(config, config.speculative_model))
+        return DraftedModel(target, draft, config)
+    except BaseException:
+        target.close()
+        if draft is not None:
+            draft.close()
+        raise
+
+
+def draft_config(config: EngineConfig, name: str) -> EngineConfig:
+    """How the draft model is loaded: as the target, but for blocks of a GGUF file that it doesn't have."""
+    own = replace(config, model=name, speculative_model=None, embeddings=False, ops={}, adapters={})
+    blocks = config.quantization == "gguf" and not (is_fake(name) or isinstance(open_files(own), GGUFFile))
+    return replace(own, quantization="int8") if blocks else own
+
+
+def load_one(config: EngineConfig) -> Model:
     """Load the model that `config` names, fetching it first if it isn't here.
 
     On a CPU the compiled library serves if it can; torch, which takes seconds to import, serves all else.
