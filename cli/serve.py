@@ -63,6 +63,9 @@ def worker(
         Literal["auto", "int8", "fp8"] | None,
         typer.Option(help="What keys and values are kept as: auto as the weights; int8 and fp8 in half of that."),
     ] = None,
+    enforce_eager: Annotated[
+        bool | None, typer.Option("--enforce-eager", help="Record no steps on a GPU: slower, and less memory.")
+    ] = None,
     overlap: Annotated[
         bool | None,
         typer.Option(help="Plan the next step while the device computes; by default on a GPU."),
@@ -98,6 +101,7 @@ def worker(
         "speculative_model": speculative_model,
         "adapters": named_paths(adapter) if adapter else None,
         "kv_cache_dtype": kv_cache_dtype,
+        "enforce_eager": enforce_eager,
         "overlap": overlap,
         "kv_compression": None if kv_compression_ratio is None else {"ratio": kv_compression_ratio},
     }

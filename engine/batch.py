@@ -124,6 +124,10 @@ class Model(Protocol):
         """Reserve the KV storage, to grow up to `most_units` where that costs nothing; before the first step."""
         ...
 
+    def record(self) -> None:
+        """Make ready what makes steps faster, where the device has that; after `allocate_kv`."""
+        ...
+
     def release_kv(self) -> None:
         """Give the KV storage's memory back; `allocate_kv` may follow."""
         ...

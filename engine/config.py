@@ -74,6 +74,8 @@ class EngineConfig:
     """A waiting request rises by one class of priority each time it has waited for this long."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Shares of the tokens when several tenants wait; 1 for those not named."""
+    enforce_eager: bool = False
+    """Whether a GPU gets each operation of a step by itself; else steps of one token a request are recorded once."""
     overlap: bool | Literal["auto"] = "auto"
     """Whether the next step is planned while the device computes: `auto` is yes where the device is not the host."""
     ops: Mapping[str, Callable[..., Any]] = field(default_factory=dict)

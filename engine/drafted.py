@@ -68,6 +68,10 @@ class DraftedModel:
         needed, most = (theirs.units_for(_pages(layout, count)) for count in (units, own.units))
         return PairedStorage(own, self._draft.allocate_kv(theirs, needed, most), self.drafter)
 
+    def record(self) -> None:
+        self._target.record()
+        self._draft.record()
+
     def release_kv(self) -> None:
         self.drafter.forget()
         self._target.release_kv()

@@ -69,7 +69,7 @@ class ThreadedModel:
         self.cheap_rows = model.cheap_rows
         self.default_kv_bytes = model.default_kv_bytes
         self._model = model
-        self._device = ThreadPoolExecutor(1, thread_name_prefix="engine-device")
+        self._device = ThreadPoolExecutor(1, thread_name_prefix="model-device")
 
     def launch(self, batch: Batch, before: Launched | None) -> Launched:
         assert before is None or isinstance(before, _Task)
@@ -92,6 +92,9 @@ class ThreadedModel:
 
     def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
         return _QueuedStorage(self._do(lambda: self._model.allocate_kv(layout, units, most_units)), self._do)
+
+    def record(self) -> None:
+        self._do(self._model.record)
 
     def release_kv(self) -> None:
         self._do(self._model.release_kv)

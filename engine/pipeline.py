@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from engine.batch import Batch, build_batch, check_sampled
-from engine.executor import Executed, Executor, Outcome, OutOfMemory, is_out_of_memory
+from engine.executor import Executed, Executor, ModelFailed, Outcome, OutOfMemory, is_out_of_memory
 from engine.launching import Launched, LaunchingModel
 from engine.memory import PagePool
 from engine.scheduler import Chunk
@@ -99,13 +99,15 @@ class Pipeline:
         """Launch the chunks, then tell what became of those before them.
 
         If something goes wrong, the step is done once more as `Executor` does it, with nothing else under way: what
-        was launched behind it is given up, and will be planned again.
+        was launched behind it is given up, and will be planned again. Raises `ModelFailed` as `Executor` does.
         """
         before, self._flight = self._flight, None
         fault: Exception | None = None
         if chunks:
             try:
                 self._flight = self._launch(chunks, before)
+            except ModelFailed:
+                raise
             except Exception as error:
                 fault = error
         if before is not None:
@@ -135,6 +137,8 @@ class Pipeline:
         try:
             sampled = flight.launched.wait()
             check_sampled(sampled, flight.batch, self._model.info.vocab_size)
+        except ModelFailed:
+            raise
         except Exception as error:
             if self._flight is not None:
                 self._flight.disembark()

@@ -53,6 +53,7 @@ class Residence:
             self.budget = self._solve(self._verified_activation_bytes())
         log.info("memory: %s", self.budget)
         self.storage = self._allocate(self.budget.pages)
+        model.record()
         self.pool = self._new_pool(self.storage, self.budget.pages)
         self.pool.watermark_pages = self.budget.watermark_pages
         self.swap = SwapSpace(self.storage, config.swap_space_bytes)
@@ -135,6 +136,7 @@ class Residence:
         """Have the same weights and as much KV memory again."""
         self._model.wake()
         self.storage = self.swap.storage = self._allocate(self.pool.total, self.pool.extents.buddy.units)
+        self._model.record()
         self.asleep = False
 
     def check(self) -> None:

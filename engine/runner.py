@@ -28,10 +28,10 @@ from engine.model.spec import ForeignModel, UnsupportedModel
 from engine.model.split import Part, SplitWeights, split_adapter
 from engine.parallel.group import Group
 from engine.pooling import DEFAULT_POOLING
+from engine.staging import Staging
+from engine.step_tensors import NO_SAMPLING, StepTensors, numbers_of
 from engine.torch_storage import TorchStorage
-from kernels.adapters import AdapterRows
 from kernels.kv import KVLayout, Thinning
-from kernels.protocol import AttentionMetadata
 from kernels.quantised import TYPES, scale_bytes
 from kernels.registry import get_kernels
 from kernels.sampling import Sampled, SamplingBatch, TokenLogprobs
@@ -68,6 +68,7 @@ class TorchModel:
         self._device = device
         self._kv_dtype = TYPES.get(config.kv_cache_dtype, self._dtype)
         self._most_rows = max(LEAST_ROWS, config.max_num_seqs)
+        self._staging = Staging(device)
         self._storage: TorchStorage | None = None
         self._kv: Sequence[Any] = ()
 
@@ -128,23 +129,31 @@ class TorchModel:
         return KVLayout(spec.layers, spec.kv_heads, spec.head_size, kv.itemsize, page_size, scale_bytes(kv))
 
     def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
+        return self._allocate(layout, units, most_units, unused_page=False)
+
+    def record(self) -> None:
+        """Its steps aren't recorded: they are computed when they are called."""
+
+    def _allocate(self, layout: KVLayout, units: int, most_units: int, *, unused_page: bool) -> KVStorage:
         decoder = self._open()
         if self._storage is not None:
             raise RuntimeError("the KV storage is allocated already")
-        self._storage = TorchStorage(decoder.kernels, layout, units, most_units, self._device)
+        self._storage = TorchStorage(decoder.kernels, layout, units, most_units, self._device, unused_page=unused_page)
         self._kv = decoder.kernels.kv_views(self._storage.bytes, layout, decoder.dtype)
         return self._storage
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Sampled:
         decoder = self._open()
-        if self._storage is None:
-            raise RuntimeError("allocate_kv must be called before the first step")
         with self._together(decoder, batch):
-            token_ids, meta, rows, adapted = self._upload(batch, self._storage.layout)
-            hidden = decoder.hidden(token_ids, meta, self._kv, rows, adapted)
-            sampled = self._sample(decoder, hidden[: len(batch.sample_rows)], batch.sampling)
-            return sampled._replace(pooled=_sums(hidden[len(batch.sample_rows) :], batch.pooled))
+            step = self._upload(batch, NO_SAMPLING)
+            hidden = decoder.hidden(step.token_ids, step.meta, self._kv, step.rows, step.adapted)
+            return self._finish(decoder, hidden, batch)
+
+    def _finish(self, decoder: AnyDecoder, hidden: Tensor, batch: Batch) -> Sampled:
+        """What the host has to see of a step: the tokens, and all else that was asked of its rows [S, hidden]."""
+        sampled = self._sample(decoder, hidden[: len(batch.sample_rows)], batch.sampling)
+        return sampled._replace(pooled=_sums(hidden[len(batch.sample_rows) :], batch.pooled))
 
     def _together(self, decoder: AnyDecoder, batch: Batch) -> AbstractContextManager[None]:
         """A step of all ranks, if there are several."""
@@ -201,42 +210,16 @@ class TorchModel:
             raise RuntimeError("the model is closed or asleep")
         return self._decoder
 
-    def _upload(self, batch: Batch, layout: KVLayout) -> tuple[Tensor, AttentionMetadata, Tensor, AdapterRows | None]:
-        """One tensor with all integers of the step, cut into its parts on the device."""
-        requests, width = len(batch.context_len), max(map(len, batch.block_tables))
-        tables = itertools.chain.from_iterable(table + [0] * (width - len(table)) for table in batch.block_tables)
-        parts = [
-            batch.token_ids, batch.positions, batch.slots, batch.query_start, batch.context_len,
-            [*batch.sample_rows, *itertools.chain.from_iterable(range(*rows) for rows in batch.pooled)], list(tables),
-            *_adapter_rows(batch, len(self.info.adapters)),
-        ]  # fmt: skip
-        flat = torch.tensor(list(itertools.chain.from_iterable(parts)), dtype=torch.int32).to(self._device)
-        ends = list(itertools.accumulate(len(part) for part in parts))
-        token_ids, positions, slots, query_start, context_len, rows, block_table, order, starts = flat.tensor_split(
-            ends[:-1]
-        )
-        meta = AttentionMetadata(
-            positions=positions,
-            slots=slots,
-            query_start=query_start,
-            context_len=context_len,
-            block_table=block_table.view(requests, width),
-            max_query=max(b - a for a, b in itertools.pairwise(batch.query_start)),
-            max_context=max(batch.context_len),
-            layout=layout,
-        )
-        return token_ids, meta, rows, AdapterRows(order, starts) if batch.adapters else None
+    def _stored(self) -> TorchStorage:
+        if self._storage is None:
+            raise RuntimeError("allocate_kv must be called before the first step")
+        return self._storage
 
-
-def _adapter_rows(batch: Batch, adapters: int) -> tuple[list[int], list[int]]:
-    """The two parts of the step's `AdapterRows`, both empty if no request has an adapter."""
-    if not batch.adapters:
-        return [], []
-    rows: list[list[int]] = [[] for _ in range(adapters)]
-    for number, (first, end) in zip(batch.adapters, itertools.pairwise(batch.query_start), strict=True):
-        if number:
-            rows[number - 1] += range(first, end)
-    return list(itertools.chain.from_iterable(rows)), [0, *itertools.accumulate(map(len, rows))]
+    def _upload(self, batch: Batch, sampling: SamplingBatch) -> StepTensors:
+        """The step's numbers on the device; `sampling` is the batch's, or none if the host chooses."""
+        parts = self._staging.send(numbers_of(batch, sampling, self.info.vocab_size, len(self.info.adapters)))
+        max_query = max(b - a for a, b in itertools.pairwise(batch.query_start))
+        return StepTensors.of(parts, max_query, max(batch.context_len), self._stored().layout)
 
 
 def _sums(hidden: Tensor, pooled: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]] | None:

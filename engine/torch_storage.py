@@ -16,16 +16,34 @@ from kernels.protocol import Kernels
 class TorchStorage:
     """`engine.memory.storage.KVStorage`: in an arena on the CPU, in one allocation elsewhere."""
 
-    def __init__(self, kernels: Kernels, layout: KVLayout, units: int, most_units: int, device: torch.device) -> None:
-        """Room for `units` units; for up to `most_units` if addresses without memory can be had."""
+    def __init__(
+        self,
+        kernels: Kernels,
+        layout: KVLayout,
+        units: int,
+        most_units: int,
+        device: torch.device,
+        *,
+        unused_page: bool = False,
+    ) -> None:
+        """Room for `units` units; for up to `most_units` if addresses without memory can be had.
+
+        There is one more extent if there has to be an unused page.
+        """
         self.layout = layout
         self._kernels = kernels
-        self._arena = Arena.reserve(units, most_units) if device.type == "cpu" else None
+        behind = 1 << layout.extent_order if unused_page else 0
+        self._arena = Arena.reserve(units + behind, most_units + behind) if device.type == "cpu" else None
         if self._arena is None:
-            self.bytes = torch.empty(units * UNIT_BYTES, dtype=torch.uint8, device=device)
+            self.bytes = torch.empty((units + behind) * UNIT_BYTES, dtype=torch.uint8, device=device)
         else:
             self.bytes = torch.from_numpy(self._arena.bytes)
-        self.units = len(self.bytes) // UNIT_BYTES
+        self.units = len(self.bytes) // UNIT_BYTES - behind
+
+    @property
+    def unused_page(self) -> int:
+        """The page behind all others, if there is one: nobody gets it, and whatever is written there is lost."""
+        return (self.units >> self.layout.extent_order) * self.layout.pages_per_extent
 
     def copy_pages(self, moves: Sequence[Move]) -> None:
         if moves:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.adapters import AdapterRows, Adapters
+from kernels.columns import Columns
 from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled, SamplingBatch
 
@@ -81,6 +82,8 @@ class Kernels(Protocol):
     """One device's implementation."""
 
     name: str
+    stays_on_device: bool
+    """Whether no value comes to the host, but in `sample`: such steps can be recorded and replayed."""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Pack a weight [out, in] and an optional bias [out]."""
@@ -153,6 +156,10 @@ class Kernels(Protocol):
 
     def thin(self, kv: Sequence[Any], layout: KVLayout, work: Thinning) -> None:
         """Thin one request's context in the pools `kv` of all layers, in place: see `kernels.thinning`."""
+        ...
+
+    def choose(self, logits: Tensor, columns: Columns) -> Tensor:
+        """What `sample` chooses for logits [S, V] float32, if the columns say all that is asked of them: [S] int32."""
         ...
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.adapters import AdapterRows, Adapters
+from kernels.columns import Columns
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference_attention import AttentionPlan, PagedKV, attend, kv_views, plan, thin
-from kernels.reference_sampling import sample
+from kernels.reference_sampling import choose, sample
 from kernels.sampling import Sampled, SamplingBatch
 
 PACKED_FOR_ROWS = 64
@@ -50,6 +51,7 @@ class ReferenceKernels:
     """The torch implementation of `kernels.protocol.Kernels`, on any device."""
 
     name = "reference"
+    stays_on_device = False
 
     def __init__(self, device: torch.device, kv_dtype: torch.dtype | None = None) -> None:
         """Keys and values are quantised to `kv_dtype`; None keeps them in the model's own type."""
@@ -123,6 +125,9 @@ class ReferenceKernels:
 
     def thin(self, kv: Sequence[PagedKV], layout: KVLayout, work: Thinning) -> None:
         thin(kv, layout, work)
+
+    def choose(self, logits: Tensor, columns: Columns) -> Tensor:
+        return choose(logits, columns)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sample(logits, batch)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.sampling import Adjustment, Sampled, SamplingBatch, TokenLogprobs, uniform
+from kernels.columns import INFINITE_KEY, Columns
+from kernels.sampling import GREEDY_TEMPERATURE, Adjustment, Sampled, SamplingBatch, TokenLogprobs, uniform
 
 HEAD_TOKENS = 128
 
@@ -66,6 +67,25 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     if batch.forced is not None:
         tokens = [token if forced < 0 else forced for token, forced in zip(tokens, batch.forced, strict=True)]
     return report(raw, reporting, tokens, batch)
+
+
+def choose(logits: Tensor, columns: Columns) -> Tensor:
+    """[S] int32: what each row of logits [S, V] float32 chooses by the columns; draws are scaled in place."""
+    chosen = logits.argmax(dim=-1).to(torch.int32)
+    rows = (columns.temperature >= GREEDY_TEMPERATURE).nonzero().flatten()
+    if len(rows):
+        seeds, positions = columns.seed[rows].tolist(), columns.position[rows].tolist()
+        drawn = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+        kept = (columns.limit[rows] - 1).view(torch.float32).double()
+        cuts = Cuts(
+            temperature=columns.temperature[rows][:, None],
+            top_k=columns.top_k[rows].long()[:, None],
+            top_p=columns.top_p[rows][:, None],
+            log_min_p=kept.neg().masked_fill(columns.limit[rows] >= INFINITE_KEY, float("-inf"))[:, None],
+            uniform=torch.tensor(drawn, dtype=torch.float64, device=logits.device)[:, None],
+        )
+        chosen[rows] = _draw(logits[rows], cuts).to(torch.int32)
+    return chosen
 
 
 def report(raw: Tensor | None, reporting: list[int], tokens: list[int], batch: SamplingBatch) -> Sampled:

@@ -91,6 +91,8 @@ class ModelSettings(BaseModel):
     """Share of `max_num_batched_tokens` that prompts may take of a step in which others decode; 1 is no cap."""
     num_speculative_tokens: int = Field(4, ge=0, le=64)
     """Most tokens that are guessed ahead for a request, where that pays; 0 guesses none. The output is the same."""
+    enforce_eager: bool = False
+    """Whether a GPU gets each operation of a step by itself; else steps of one token a request are recorded once."""
     overlap: bool | Literal["auto"] = "auto"
     """Whether the next step is planned while the device computes; `auto`: on a GPU. The output is the same."""
     speculative_model: str | None = None

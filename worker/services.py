@@ -148,6 +148,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         batch_window_ms=asked.batch_window_ms,
         prefill_share=asked.prefill_share,
         num_speculative_tokens=asked.num_speculative_tokens,
+        enforce_eager=asked.enforce_eager,
         overlap=asked.overlap,
         speculative_model=asked.speculative_model,
         aging_s=asked.aging_s,

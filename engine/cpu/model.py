@@ -124,6 +124,9 @@ class CpuModel:
         self._step = ModelStep(self._team, model, layout, self._config.max_num_batched_tokens)
         return self._storage
 
+    def record(self) -> None:
+        """A step is one call already."""
+
     def phase_seconds(self) -> dict[str, float]:
         """Time of one thread in each phase of the steps since the last call; the first call starts the counting."""
         if self._step is None:

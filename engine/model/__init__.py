@@ -93,9 +93,13 @@ def load_one(config: EngineConfig) -> Model:
         from engine.parallel.model import ParallelModel
 
         return ParallelModel.load(config, files)
-    from engine.runner import TorchModel
+    if is_cpu(config.device):
+        from engine.runner import TorchModel
 
-    return TorchModel.load(config, files)
+        return TorchModel.load(config, files)
+    from engine.gpu import GpuModel
+
+    return GpuModel.load(config, files)
 
 
 def load_text(config: EngineConfig) -> tuple[TextBundle, str, int]:

@@ -125,6 +125,9 @@ class ParallelModel:
             self._everywhere(own, "allocate_kv", layout, units, most_units), self._everywhere, self._forgotten
         )
 
+    def record(self) -> None:
+        """No rank records its steps: what they exchange would have to be recorded by all at once."""
+
     def release_kv(self) -> None:
         self._everywhere(self._own.release_kv, "release_kv")
 

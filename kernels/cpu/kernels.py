@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.adapters import AdapterRows, Adapters
+from kernels.columns import Columns
 from kernels.cpu import copy, ops
 from kernels.cpu.layers import Heads, Step
 from kernels.cpu.library import Team
@@ -26,6 +27,7 @@ from kernels.cpu.thinning import thin
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference import TorchLinear, add_adapters, gelu_and_mul
+from kernels.reference_sampling import choose
 from kernels.sampling import Sampled, SamplingBatch
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float32: np.float32, torch.bfloat16: np.uint16}
@@ -71,6 +73,7 @@ class CpuKernels:
     """`kernels.protocol.Kernels` on a team of threads."""
 
     name = "cpu"
+    stays_on_device = False
 
     def __init__(self, team: Team) -> None:
         self.team = team
@@ -160,6 +163,9 @@ class CpuKernels:
     def thin(self, kv: Sequence[LayerKV], layout: KVLayout, work: Thinning) -> None:
         heads = kv[0].heads(layout.kv_heads)
         thin(self.team, heads, layout, kv[0].arena, work)
+
+    def choose(self, logits: Tensor, columns: Columns) -> Tensor:
+        return choose(logits, columns)  # torch's: the library takes its parameters from the host
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         vocab = logits.shape[1]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.adapters import AdapterRows, Adapters
+from kernels.columns import Columns
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference import TorchLinear
@@ -23,6 +24,7 @@ class TritonKernels:
     """Serves one GPU. Dense products go to the vendor's library, everything else is Triton."""
 
     name = "triton"
+    stays_on_device = True
 
     def __init__(self, architecture: Architecture, kv_dtype: torch.dtype | None = None) -> None:
         """Keys and values are kept in `kv_dtype`; None keeps them in the model's own type."""
@@ -78,6 +80,9 @@ class TritonKernels:
 
     def thin(self, kv: Sequence[LayerKV], layout: KVLayout, work: Thinning) -> None:
         thin(kv, layout, work)
+
+    def choose(self, logits: Tensor, columns: Columns) -> Tensor:
+        return sampling.choose_by(logits, columns)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         return sampling.sample(logits, batch)

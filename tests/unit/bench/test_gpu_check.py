@@ -32,7 +32,8 @@ def test_it_runs_interpreted(tmp_path: Path) -> None:
         "page copy",
         "adapters",
         "sampling, ",
-        "greedy",
+        "greedy, graphs and overlap",
+        "greedy, neither",
     ):
         assert expected in done.stdout
     assert "WRONG" not in done.stdout

@@ -222,6 +222,16 @@ def test_a_model_that_breaks_with_a_step_under_way_is_given_up_and_nothing_is_le
     assert bench.one("a prompt").token_ids == expected("a prompt", 8)
 
 
+@pytest.mark.parametrize("where", ["before_launch", "before_answer"])
+def test_a_model_that_says_it_is_broken_is_believed(where: str) -> None:
+    bench = overlapped(**{where: failing({3}, ModelFailed("a rank is gone"))})
+    bench.add("a", "a prompt", max_tokens=20)
+    with pytest.raises(ModelFailed, match="a rank is gone"):
+        bench.run()
+    bench.engine.abandon("given up")
+    assert not bench.engine.has_work
+
+
 def interruptions() -> Iterator[tuple[str, Callable[[Engine], None]]]:
     yield "sleep and wake", lambda engine: (engine.sleep(), engine.wake())  # type: ignore[func-returns-value]
     yield "less memory", lambda engine: engine.set_kv_bytes(20 * PAGE_BYTES)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.columns import limit_key
 from kernels.reference_sampling import sample
 from kernels.sampling import SamplingBatch
 from kernels.triton import sampling
@@ -66,6 +67,6 @@ def test_every_seed_draws_what_the_reference_draws(seed: int) -> None:
 
 @pytest.mark.parametrize("min_p", [1e-300, 1e-9, 0.05, 0.3, 0.999999])
 def test_the_key_of_min_p_is_exact(min_p: float) -> None:
-    bits = torch.tensor([sampling.limit_key(min_p) - 1, sampling.limit_key(min_p)], dtype=torch.int32)
+    bits = torch.tensor([limit_key(min_p) - 1, limit_key(min_p)], dtype=torch.int32)
     last, first_cut = bits.view(torch.float32).double().tolist()
     assert last <= -math.log(min_p) < first_cut
