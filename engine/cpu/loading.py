@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,13 @@ from engine.cpu.cache import packed_path, read_packed, write_packed
 from engine.cpu.packed import PackedWeights, lay_out, new_block
 from engine.cpu.recipe import RECIPE_VERSION, Recipe, choose_format, norm_names, recipes
 from engine.model import ModelFiles, open_weights, spec_of
+from engine.model.adapter import Adapter, stack
 from engine.model.catalog import default_cache
 from engine.model.rotary import rotary_table_of
 from engine.model.weights import StoredTensor
+from kernels.cpu.adapters import PackedAdapters, pack_adapters
 from kernels.cpu.layers import Heads
-from kernels.cpu.library import Team
+from kernels.cpu.library import Library, Team
 from kernels.cpu.packing import (
     INTERLEAVED_ROWS,
     PACKING_VERSION,
@@ -35,11 +39,19 @@ from kernels.cpu.step import DecoderModel, Layer
 class Loader:
     """Packs one model's weights in memory, or finds them packed on disk, and makes a decoder of them."""
 
-    def __init__(self, config: EngineConfig, files: ModelFiles, info: ModelInfo, dtype: str) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        files: ModelFiles,
+        info: ModelInfo,
+        dtype: str,
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
         """`dtype`, float32 or bfloat16, is that of what isn't quantised."""
         spec = spec_of(config, files)
         self._config = config
         self._spec = spec
+        self._adapters = adapters
         self._source = open_weights(files, spec)
         here = Path(config.model)
         self._name = str(here.resolve()) if here.exists() else config.model
@@ -63,7 +75,7 @@ class Loader:
         if weights is None or {name: place.size_bytes for name, place in weights.places.items()} != sizes_bytes:
             weights = self._pack(team, formats, sizes_bytes)
             write_packed(path, self._identity, weights, self._name)
-        return self._decoder(weights, formats)
+        return self._adapted(self._decoder(weights, formats), team.library)
 
     def _format(self, recipe: Recipe) -> Format:
         parts = [self._source[name] for name in recipe.parts]
@@ -151,6 +163,31 @@ class Loader:
             norm_eps=spec.norm_eps,
             scale=spec.scale,
         )
+
+    def _adapted(self, decoder: DecoderModel, library: Library) -> DecoderModel:
+        """The decoder with the adapters of its layers, which aren't kept on disk."""
+        if not self._adapters:
+            return decoder
+        joined = {recipe.name: recipe for recipe in self._recipes}
+        layers = [
+            replace(
+                layer,
+                qkv_adapters=self._packed_adapters(joined[f"{i}.qkv"], library),
+                output_adapters=self._packed_adapters(joined[f"{i}.o"], library),
+                gate_up_adapters=self._packed_adapters(joined[f"{i}.gate_up"], library),
+                down_adapters=self._packed_adapters(joined[f"{i}.down"], library),
+            )
+            for i, layer in enumerate(decoder.layers)
+        ]
+        return replace(decoder, layers=layers)
+
+    def _packed_adapters(self, recipe: Recipe, library: Library) -> PackedAdapters | None:
+        widths = [self._source.shape(name)[0] for name in recipe.parts]
+        stacked = stack(self._adapters, recipe.parts, widths)
+        if stacked is None:
+            return None
+        is_float = self._dtype == "float32"
+        return pack_adapters(library, *stacked, widths, is_float=is_float, interleaved=recipe.gated)
 
 
 def _matrix(tensor: StoredTensor, recipe: Recipe) -> Matrix:

@@ -16,7 +16,7 @@ from engine.cpu.recipe import unserved
 from engine.memory.arena import Arena
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import HostStorage, KVStorage
-from engine.model import ModelFiles, open_files, revision, spec_of
+from engine.model import ModelFiles, open_adapters, open_files, reopen, revision, spec_of
 from engine.model.spec import ModelSpec
 from kernels.cpu.layers import PAGE_TOKENS
 from kernels.cpu.library import Library, Team, Unavailable, load
@@ -34,8 +34,6 @@ def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
         return f"it isn't divided, and tensor_parallel_size is {config.tensor_parallel_size}"
     if config.embeddings:
         return "it makes no embeddings"
-    if config.adapters:
-        return "it knows no adapters"
     if config.ops:
         return "its operations can't be replaced"
     if config.kv_cache_dtype != "auto":
@@ -74,7 +72,7 @@ class CpuModel:
         began_s = time.monotonic()
         library = load()
         files = files or open_files(config)
-        spec, text = spec_of(config, files), files.text
+        spec, text, adapters = spec_of(config, files), files.text, open_adapters(config, files)
         dtype = choose_dtype(config.dtype, library)
         info = ModelInfo(
             revision=revision(config, files),
@@ -85,9 +83,10 @@ class CpuModel:
             kv_bytes_per_token=spec.kv_bytes_per_token(4 if dtype == "float32" else 2),
             text=text,
             reach_tokens=spec.reach_tokens,
+            adapters={adapter.name: adapter.revision for adapter in adapters},
         )
         team = Team(library, config.threads or usable_cores())
-        model = Loader(config, files, info, dtype).load(team)
+        model = Loader(config, files, info, dtype, adapters).load(team)
         logger.info(
             "%s: weights as %s for %d threads of %s in %.1f s",
             config.model, info.dtype, team.threads, library.isa, time.monotonic() - began_s,
@@ -149,11 +148,8 @@ class CpuModel:
         trim_heap()
 
     def wake(self) -> None:
-        files = open_files(self._config)
-        found = revision(self._config, files)
-        if found != self.info.revision:
-            raise RuntimeError(f"the files of {self._config.model} are those of another model now: {found}")
-        self._model = Loader(self._config, files, self.info, self._dtype).load(self._team)
+        files, adapters = reopen(self._config, self.info)
+        self._model = Loader(self._config, files, self.info, self._dtype, adapters).load(self._team)
         if self._storage is not None:
             self._step = ModelStep(self._team, self._model, self._storage.layout, self._config.max_num_batched_tokens)
 
@@ -168,6 +164,7 @@ class CpuModel:
             batch.block_tables,
             batch.sample_rows,
             batch.evicted,
+            batch.adapters,
         )
         return self._step.run(work, batch.sampling, self._storage.arena.address)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch import Tensor
 from kernels.adapters import AdapterRows, Adapters
 from kernels.columns import Columns
 from kernels.cpu import copy, ops
+from kernels.cpu.adapters import add_adapters as add_packed
+from kernels.cpu.adapters import pack_adapters
 from kernels.cpu.layers import Heads, Step
 from kernels.cpu.library import Team
 from kernels.cpu.linear import Then, linear
@@ -83,7 +86,18 @@ class CpuKernels:
         return PackedLinear(self.team, weight, bias) if weight.dtype in DTYPES else TorchLinear(weight, bias)
 
     def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
-        add_adapters(x, out, rows, adapters)  # torch's: the library has none
+        if x.dtype not in DTYPES:
+            add_adapters(x, out, rows, adapters)
+            return
+        of_row = torch.zeros(len(x), dtype=torch.int32)
+        for number, (begin, end) in enumerate(pairwise(rows.starts.tolist()), start=1):
+            of_row[rows.order[begin:end].long()] = number
+        shrink, expand = adapters.shrink.float().numpy(), adapters.expand.float().numpy()
+        is_float = x.dtype == torch.float32
+        packed = pack_adapters(self.team.library, shrink, expand, adapters.widths, is_float=is_float)
+        sums = to_numpy(out)  # its own memory, unless it isn't contiguous
+        add_packed(self.team, packed, of_row.numpy(), to_numpy(x), sums)
+        out.copy_(to_torch(sums))
 
     def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[LayerKV]:
         is_float = _type(torch.empty(0, dtype=dtype)) is np.float32

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cpu.adapters import SHRUNK, AdaptersStruct, PackedAdapters
 from kernels.cpu.layers import Heads, HeadShape, address
 from kernels.cpu.library import Team
-from kernels.cpu.packing import INTERLEAVED_ROWS, Packed, WeightsStruct
+from kernels.cpu.packing import INTERLEAVED_ROWS, TILE_OUTPUTS, Packed, WeightsStruct
 from kernels.cpu.sampling import Chosen, Rows, rows_with_logits, select
 from kernels.cpu.screen import Screen, ScreenStruct
 from kernels.kv import KVLayout
@@ -37,6 +38,7 @@ class _Layer(ctypes.Structure):
         *((name, WeightsStruct) for name in ("qkv", "output", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
         *((name, ctypes.c_void_p) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
+        *((f"{name}_adapters", AdaptersStruct) for name in ("qkv", "output", "gate_up", "down")),
     )
 
 
@@ -70,7 +72,7 @@ class _Sampling(ctypes.Structure):
     )
 
 
-SIZES_BYTES = {_Layer: 192, _Model: 216, _Sampling: 40}
+SIZES_BYTES = {_Layer: 320, _Model: 216, _Sampling: 40}
 """As src/abi_step.h asserts them."""
 if any(ctypes.sizeof(struct) != size for struct, size in SIZES_BYTES.items()):
     raise ImportError("the structs of kernels.cpu.step differ from those of the C++ library")
@@ -92,6 +94,20 @@ class Layer:
     output_bias: Floats | None = None
     gate_up_bias: Floats | None = None
     down_bias: Floats | None = None
+    qkv_adapters: PackedAdapters | None = None
+    output_adapters: PackedAdapters | None = None
+    gate_up_adapters: PackedAdapters | None = None
+    down_adapters: PackedAdapters | None = None
+
+    @property
+    def adapters(self) -> tuple[tuple[Packed, PackedAdapters | None], ...]:
+        """Each matrix with the adapters that there are of it."""
+        return (
+            (self.qkv, self.qkv_adapters),
+            (self.output, self.output_adapters),
+            (self.gate_up, self.gate_up_adapters),
+            (self.down, self.down_adapters),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +143,18 @@ class StepWork:
     sample_rows: Sequence[int]
     evicted: Sequence[int] = ()
     """Tokens of each context that aren't kept, which `context_len` doesn't count; () if all of all are."""
+    adapters: Sequence[int] = ()
+    """[R] which adapter each request has, counted from 1, 0 for none; empty if none has any."""
 
     def numbers(self, sample_rows: Sequence[int], greedy: int) -> NDArray[np.int32]:
         """The array that `StepWork` of src/step_state.h reads; the first `greedy` samples need no logits."""
         tables = self.block_tables
         return np.array(
             [
-                len(self.token_ids), len(tables), len(sample_rows), greedy, sum(map(len, tables)),
+                len(self.token_ids), len(tables), len(sample_rows), greedy, sum(map(len, tables)), len(self.adapters),
                 *self.token_ids, *self.query_start, *self.context_len,
                 *(self.evicted or [0] * len(tables)), *map(len, tables),
-                *itertools.chain.from_iterable(tables), *sample_rows,
+                *itertools.chain.from_iterable(tables), *sample_rows, *self.adapters,
             ],
             np.int32,
         )  # fmt: skip
@@ -164,12 +182,15 @@ class ModelStep:
         self._handle = ctypes.c_void_p(handle)
         self._most_rows = most_rows
         self._vocab = model.head.outputs
+        self._adapters = adapter_count(model)
 
     def run(self, work: StepWork, sampling: SamplingBatch, arena: int) -> Sampled:
         """Compute one step over the arena that begins at an address, and choose the tokens of its sampled rows."""
         rows, samples = len(work.token_ids), len(work.sample_rows)
         if rows > self._most_rows or samples > self._most_rows:
             raise ValueError(f"a step of {rows} rows has no memory: there is some for {self._most_rows}")
+        if work.adapters and not 0 <= min(work.adapters) <= max(work.adapters) <= self._adapters:
+            raise ValueError(f"a request has an adapter that is none of the {self._adapters}")
         others = rows_with_logits(sampling)
         tokens = np.empty(samples, np.int32)
         if not others:
@@ -231,7 +252,13 @@ def step_bytes(model: DecoderModel, threads: int, rows: int, samples: int) -> in
     vocab = model.head.outputs
     screened = 0 if model.screen is None else model.hidden + model.hidden // 4 + vocab // 8
     logits = min(samples, LOGIT_ROWS) * 4 * vocab + threads * SAMPLING_BYTES_PER_ID * vocab
-    return rows * row + samples * screened + logits
+    shrunk = [adapters.low for layer in model.layers for _, adapters in layer.adapters if adapters is not None]
+    return rows * (row + 4 * max(shrunk, default=0)) + samples * screened + logits
+
+
+def adapter_count(model: DecoderModel) -> int:
+    """Adapters that the model has."""
+    return max((a.count for layer in model.layers for _, a in layer.adapters if a is not None), default=0)
 
 
 def _scattered(values: Sequence[T], order: Sequence[int]) -> list[T]:
@@ -259,9 +286,28 @@ def _check(model: DecoderModel, layout: KVLayout) -> None:
         shapes.append((matrix, matrix.outputs, model.hidden))
     if model.screen is not None:
         model.screen.check(model.head)
+    count, is_float = adapter_count(model), heads.element is np.float32
+    for layer in model.layers:
+        for matrix, adapters in layer.adapters:
+            if adapters is not None:
+                _check_adapters(adapters, matrix, count, is_float=is_float)
     for matrix, outputs, inputs in shapes:
         if (matrix.outputs, matrix.inputs) != (outputs, inputs):
             raise ValueError(f"a matrix of {matrix.outputs} x {matrix.inputs} should be {outputs} x {inputs}")
+
+
+def _check_adapters(adapters: PackedAdapters, matrix: Packed, count: int, *, is_float: bool) -> None:
+    tiles = -(-matrix.outputs // TILE_OUTPUTS)
+    wanted = ((count, adapters.low, matrix.inputs), (count, tiles, adapters.low, TILE_OUTPUTS), (tiles, 2))
+    found = (adapters.shrink.shape, adapters.expand.shape, adapters.spans.shape)
+    if (
+        found != wanted
+        or adapters.low % SHRUNK
+        or not 0 <= adapters.spans.min() <= adapters.spans.max() <= adapters.low
+    ):
+        raise ValueError(f"adapters of {found} should be {wanted}")
+    if {adapters.shrink.dtype, adapters.expand.dtype} != {np.dtype(np.float32 if is_float else np.uint16)}:
+        raise ValueError(f"adapters of {adapters.shrink.dtype} have another type than the activations")
 
 
 def _layer_struct(layer: Layer) -> _Layer:
@@ -277,6 +323,7 @@ def _layer_struct(layer: Layer) -> _Layer:
                 layer.qkv_bias, layer.output_bias, layer.gate_up_bias, layer.down_bias,
             )
         ),
+        *(AdaptersStruct() if adapters is None else adapters.struct() for _, adapters in layer.adapters),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ using namespace headrace;
 namespace {
 
 constexpr int64_t kPage = 16, kPages = 64, kVocab = 70, kPositions = 64;
+constexpr int64_t kAdapters = 2, kLow = 8;
 constexpr int64_t kInner = 24; // no whole run of 16: gate and up are padded to 32 each
 
 // Every matrix of a model in its own memory, which ends where the matrix does.
@@ -45,12 +46,29 @@ struct Model {
     std::vector<float> norm, bias, cos_sin, screen_errors, screen_norms;
     std::vector<StepLayer> layers;
     StepModel model{};
+    std::vector<int32_t> spans;
+    std::vector<std::vector<float>> adapters;
+    std::vector<std::vector<uint16_t>> halves;
+
+    // Adapters of a matrix, in memory that ends where they do.
+    Adapters adapt(const Weights& weights, bool is_float) {
+        auto made = [&](int64_t count) -> const void* {
+            adapters.push_back(matrices.numbers(count));
+            if (is_float) return adapters.back().data();
+            halves.emplace_back(size_t(count));
+            portable::ops.float_to_bf16(adapters.back().data(), halves.back().data(), count);
+            return halves.back().data();
+        };
+        const void* shrink = made(kAdapters * kLow * weights.inputs);
+        return {shrink, made(kAdapters * weights.tiles() * kLow * kTileOutputs), spans.data(), kLow};
+    }
 
     Model(Format format, int32_t size, bool is_float) {
         Team team(2);
         const HeadShape heads{6, 2, size, kPage, 0, is_float};
         const int64_t hidden = 6 * size, both = 10 * size;
         norm.assign(hidden, 1.5f);
+        for (int tile = 0; tile < 8; tile++) spans.insert(spans.end(), {tile % 2 * 2, kLow});
         bias.assign(both, 0.01f);
         cos_sin.assign(kPositions * size, 0.7f);
         for (int i = 0; i < 2; i++) {
@@ -59,6 +77,10 @@ struct Model {
             layer.output = matrices.add(team, format, hidden, hidden);
             layer.gate_up = matrices.add(team, format, 64, hidden);
             layer.down = matrices.add(team, format, hidden, kInner);
+            layer.qkv_adapters = adapt(layer.qkv, is_float);
+            layer.output_adapters = adapt(layer.output, is_float);
+            if (i == 1) layer.gate_up_adapters = adapt(layer.gate_up, is_float);
+            layer.down_adapters = adapt(layer.down, is_float);
             layer.attention_norm = layer.mlp_norm = norm.data();
             if (i == 0) layer.qkv_bias = bias.data();
             if (i == 1) layer.q_norm = layer.k_norm = norm.data();
@@ -83,7 +105,8 @@ struct Model {
 using Requests = std::vector<std::pair<int32_t, int32_t>>;
 
 // The numbers of one step: requests of (context, rows) on pages of their own. Each row is sampled, or each third one.
-std::vector<int32_t> work_of(const Requests& requests, bool every, int32_t greedy) {
+// With adapters, the first request has none, the next the first, and so on.
+std::vector<int32_t> work_of(const Requests& requests, bool every, int32_t greedy, bool adapted) {
     std::vector<int32_t> tokens, start{0}, context, evicted, counts, pages, samples;
     for (auto [length, rows] : requests) {
         const int32_t page = 4 * int32_t(counts.size());
@@ -97,15 +120,21 @@ std::vector<int32_t> work_of(const Requests& requests, bool every, int32_t greed
         counts.push_back((length + kPage - 1) / kPage);
         for (int32_t i = 0; i < counts.back(); i++) pages.push_back(page + i);
     }
+    std::vector<int32_t> adapters;
+    if (adapted) {
+        for (size_t r = 0; r < context.size(); r++) adapters.push_back(int32_t(r % (kAdapters + 1)));
+    }
     std::vector<int32_t> work{int32_t(tokens.size()), int32_t(context.size()), int32_t(samples.size()), greedy,
-                              int32_t(pages.size())};
-    for (const auto& part : {tokens, start, context, evicted, counts, pages, samples}) work.insert(work.end(), part.begin(), part.end());
+                              int32_t(pages.size()), int32_t(adapters.size())};
+    for (const auto& part : {tokens, start, context, evicted, counts, pages, samples, adapters}) {
+        work.insert(work.end(), part.begin(), part.end());
+    }
     return work;
 }
 
 // A chunk of each request, then a token of each; many requests, which threads divide among themselves: the tokens chosen in
 // all steps.
-std::vector<int32_t> run(const Ops& ops, const Model& model, int threads) {
+std::vector<int32_t> run(const Ops& ops, const Model& model, int threads, bool adapted) {
     Team team(threads);
     Step step(model.model, model.layers.data(), threads, 100);
     std::vector<uint8_t> kv(size_t(model.model.extent_bytes));
@@ -115,9 +144,9 @@ std::vector<int32_t> run(const Ops& ops, const Model& model, int threads) {
     const std::pair<Requests, bool> cases[] = {
         {{{30, 30}, {1, 1}, {48, 48}}, true}, {{{31, 1}, {2, 1}, {49, 1}}, true}, {crowd, true}, {crowd, false}};
     for (const auto& [requests, every] : cases) {
-        const int32_t rows = work_of(requests, every, 0)[2];
+        const int32_t rows = work_of(requests, every, 0, adapted)[2];
         for (int32_t greedy : {rows, rows / 2}) {
-            std::vector<int32_t> work = work_of(requests, every, greedy), tokens(rows, -1), top(2 * rows);
+            std::vector<int32_t> work = work_of(requests, every, greedy, adapted), tokens(rows, -1), top(2 * rows);
             std::vector<SamplingRow> sampled(rows - greedy);
             std::vector<SampledRow> chosen(rows - greedy);
             std::vector<double> logprobs(2 * rows);
@@ -145,10 +174,13 @@ void test_step() {
         for (Format format : {Format::kF32, Format::kBf16, Format::kInt8, Format::kInt8G32, Format::kU4G32}) {
             for (bool is_float : {false, true}) {
                 Model model(format, 10, is_float);
-                std::vector<int32_t> alone = run(ops, model, 1);
-                CHECK(alone == run(ops, model, 3));
+                std::vector<int32_t> alone = run(ops, model, 1, false);
+                CHECK(alone == run(ops, model, 3, false));
+                std::vector<int32_t> adapted = run(ops, model, 1, true);
+                CHECK(adapted != alone);
+                CHECK(adapted == run(ops, model, 3, true));
                 model.model.screen = {};
-                CHECK(alone == run(ops, model, 1));
+                CHECK(alone == run(ops, model, 1, false));
                 CHECK(std::adjacent_find(alone.begin(), alone.end(), std::not_equal_to<>()) != alone.end());
             }
         }

@@ -52,6 +52,17 @@ void headrace_silu_and_mul(const Ops* ops, Team* team, const void* gate_up, int6
     });
 }
 
+void headrace_add_adapters(const Ops* ops, Team* team, const Adapters* adapters, const int32_t* adapter, const void* x,
+                           int64_t inputs, void* out, int64_t outputs, int64_t rows, int32_t is_float) {
+    std::vector<std::vector<float>> scratch(size_t(team->size()), std::vector<float>(size_t(inputs + adapters->low)));
+    team->run([&](int worker) {
+        while (Range mine = team->claim(worker, rows)) {
+            ops->add_adapters(*adapters, adapter, x, inputs, out, outputs, mine.begin, mine.end,
+                              scratch[size_t(worker)].data(), is_float);
+        }
+    });
+}
+
 void headrace_rotary_kv_write(const Ops* ops, Team* team, const StepShape* step, const HeadShape* heads,
                               const RotaryLayer* layer) {
     share_rows(team, step->rows,

@@ -6,6 +6,7 @@
 #include "thin.h"
 
 static_assert(sizeof(headrace::HeadShape) == 24 && sizeof(headrace::StepShape) == 56);
+static_assert(sizeof(headrace::Adapters) == 32);
 static_assert(sizeof(headrace::SamplingRow) == 136 && sizeof(headrace::SampledRow) == 16);
 static_assert(sizeof(headrace::RotaryLayer) == 80 && sizeof(headrace::AttentionLayer) == 48);
 static_assert(sizeof(headrace::ThinWork) == 56);
@@ -18,6 +19,10 @@ HEADRACE_API void headrace_add_rows(const headrace::Ops* ops, headrace::Team* te
                                     int32_t is_float, int64_t rows, int64_t size);
 HEADRACE_API void headrace_silu_and_mul(const headrace::Ops* ops, headrace::Team* team, const void* gate_up,
                                         int64_t rows, int64_t size, void* out, int32_t is_float);
+// Adds to out [rows][outputs] what the rows' adapters (counted from 1, 0 for none) make of x [rows][inputs].
+HEADRACE_API void headrace_add_adapters(const headrace::Ops* ops, headrace::Team* team, const headrace::Adapters* adapters,
+                                        const int32_t* adapter, const void* x, int64_t inputs, void* out, int64_t outputs,
+                                        int64_t rows, int32_t is_float);
 HEADRACE_API void headrace_rotary_kv_write(const headrace::Ops* ops, headrace::Team* team,
                                            const headrace::StepShape* step, const headrace::HeadShape* heads,
                                            const headrace::RotaryLayer* layer);

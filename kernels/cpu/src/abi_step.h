@@ -4,7 +4,7 @@
 #include "abi.h"
 #include "step_state.h"
 
-static_assert(sizeof(headrace::StepLayer) == 192 && sizeof(headrace::StepModel) == 216 &&
+static_assert(sizeof(headrace::StepLayer) == 320 && sizeof(headrace::StepModel) == 216 &&
               sizeof(headrace::StepSampling) == 40);
 
 // Memory for the steps of a model, of up to `most_rows` rows, or null if there isn't enough. The weights stay the caller's and have to outlive it.

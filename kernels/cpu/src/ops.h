@@ -8,6 +8,7 @@
 #include "base.h"
 #include "half.h"
 #include "linear_job.h"
+#include "lora_types.h"
 #include "pack.h"
 #include "step_state.h"
 #include "team.h"
@@ -26,6 +27,8 @@ struct Ops {
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t rows, int64_t size, void* out, bool is_float);
     void (*add_rows)(float* residual, const void* x, bool is_float, int64_t count);
     void (*silu_and_mul)(const void* gate_up, int64_t rows, int64_t size, void* out, bool is_float);
+    void (*add_adapters)(const Adapters& adapters, const int32_t* adapter, const void* x, int64_t inputs, void* out,
+                         int64_t outputs, int64_t begin, int64_t end, float* scratch, bool is_float);
     void (*rotary_kv_write)(const StepShape& step, const HeadShape& heads, const RotaryLayer& layer, int64_t begin,
                             int64_t end);
     void (*attend)(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,

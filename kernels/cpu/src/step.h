@@ -15,6 +15,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "norm.h"
 #include "pack.h"
 #include "quantize.h"
@@ -118,7 +119,7 @@ template <class T> class StepWalk {
         const HeadShape& heads = model_.heads;
         const int64_t queries = heads.heads * heads.head_size, projected = layer.qkv.outputs;
         float* qkv = step_.qkv.as<float>();
-        multiply_rows(layer.qkv, nullptr, rows_, norm_of(layer.attention_norm), StoreFloat{qkv, projected});
+        project_rows(layer.qkv, nullptr, layer.qkv_adapters, norm_of(layer.attention_norm), StoreFloat{qkv, projected});
         lead_to(layer.output);
         end(Phase::kQkv);
 
@@ -140,17 +141,17 @@ template <class T> class StepWalk {
         } else {
             keep_sampled(queries);
         }
-        multiply_stored(layer.output, layer.output_bias, rows_, attended_, add_to_residual());
+        project_stored(layer.output, layer.output_bias, layer.output_adapters, attended_, add_to_residual());
         lead_to(layer.gate_up);
         end(Phase::kOutput);
     }
 
     void mlp(const StepLayer& layer, int64_t index) {
-        multiply_rows(layer.gate_up, layer.gate_up_bias, rows_, norm_of(layer.mlp_norm),
-                      SiluMultiply<Element>{gated_, model_.inner, model_.inner});
+        project_rows(layer.gate_up, layer.gate_up_bias, layer.gate_up_adapters, norm_of(layer.mlp_norm),
+                     SiluMultiply<Element>{gated_, model_.inner, model_.inner});
         lead_to(layer.down);
         end(Phase::kGateUp);
-        multiply_stored(layer.down, layer.down_bias, rows_, gated_, add_to_residual());
+        project_stored(layer.down, layer.down_bias, layer.down_adapters, gated_, add_to_residual());
         lead_to(index + 1 < model_.layers ? step_.layers[size_t(index + 1)].qkv : model_.head);
         end(Phase::kDown);
     }
@@ -165,6 +166,7 @@ template <class T> class StepWalk {
                 std::memmove(residual_ + to * model_.hidden, residual_ + kept[i] * model_.hidden,
                              size_t(model_.hidden) * sizeof(float));
                 std::memmove(attended_ + to * queries, attended_ + kept[i] * queries, size_t(queries) * sizeof(Element));
+                if (step_.work.adapted) step_.adapter_of_row[size_t(to)] = step_.adapter_of_row[size_t(kept[i])];
             }
         }
         rows_.end = rows_.begin + int64_t(kept.size());
@@ -277,6 +279,39 @@ template <class T> class StepWalk {
 
     AddFloat add_to_residual() const { return {residual_, model_.hidden}; }
 
+    // The share's rows of a source times weights, plus a bias if there is one and what their adapters add.
+    template <class Source, class Epilogue>
+    void project_rows(const Weights& weights, const float* bias, const Adapters& adapters, Source source,
+                      Epilogue epilogue) {
+        if (!step_.work.adapted || !adapters.shrink) return multiply_rows(weights, bias, rows_, source, epilogue);
+        const int64_t count = rows_.end - rows_.begin;
+        const bool own = count <= kOwnRows;
+        const int32_t* adapter = step_.adapter_of_row.data() + rows_.begin;
+        float* low = own ? step_.own_low(worker_) : step_.low.as<float>() + rows_.begin * adapters.low;
+        const Activations x = inputs_at(weights, rows_, own);
+        write_rows(own, count, [&](int64_t row) {
+            const auto from = source(rows_.begin + row);
+            write_inputs(weights, from, row, x);
+            if (adapter[row] == 0) return;
+            float* wide = step_.wide_row(worker_);
+            for_vectors(weights.inputs, [&](int64_t i, int n) { F32::write(wide + i, from.read(i, n), n); });
+            shrink_row<T>(adapters, weights.inputs, adapter[row], wide, low + row * adapters.low);
+        });
+        const auto at = [=](int64_t row, int64_t column, float* sums, int outputs) {
+            epilogue(rows_.begin + row, column, sums, outputs);
+        };
+        const AddAdapters<T, decltype(at)> adapted{&adapters, weights.tiles(), {adapter, low}, bias, at};
+        linear(team_, member_, weights, x, count, adapted, kv_ahead_);
+    }
+
+    // The share's rows of `x`, likewise.
+    template <class Epilogue>
+    void project_stored(const Weights& weights, const float* bias, const Adapters& adapters, const Element* x,
+                        Epilogue epilogue) {
+        if (!step_.work.adapted || !adapters.shrink) return multiply_stored(weights, bias, rows_, x, epilogue);
+        project_rows(weights, bias, adapters, [=](int64_t row) { return Plain<T>(x + row * weights.inputs); }, epilogue);
+    }
+
     // Rows of a source times weights, plus a bias if there is one, into an epilogue.
     template <class Source, class Epilogue>
     void multiply_rows(const Weights& weights, const float* bias, Rows rows, Source source, Epilogue epilogue) {
@@ -314,10 +349,15 @@ template <class T> class StepWalk {
     template <class Source> Activations inputs_of(const Weights& weights, Rows rows, Source source) {
         const int64_t count = rows.end - rows.begin;
         const bool own = count <= kOwnRows;
-        Activations to = own ? step_.own_inputs[worker_].shaped(weights.format, weights.inputs)
-                             : step_.inputs.shaped(weights.format, weights.inputs, rows.begin);
+        const Activations to = inputs_at(weights, rows, own);
         write_rows(own, count, [&](int64_t row) { write_inputs(weights, source(rows.begin + row), row, to); });
         return to;
+    }
+
+    // Where the inputs of a product's rows stand.
+    Activations inputs_at(const Weights& weights, Rows rows, bool own) const {
+        return own ? step_.own_inputs[worker_].shaped(weights.format, weights.inputs)
+                   : step_.inputs.shaped(weights.format, weights.inputs, rows.begin);
     }
 
     // Writes the inputs of a product, by each worker for itself or by all together.

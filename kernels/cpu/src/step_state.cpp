@@ -47,14 +47,15 @@ Activations InputRows::shaped(Format format, int64_t size, int64_t first) const 
 }
 
 StepWork::StepWork(const int32_t* work)
-    : rows(work[0]), requests(work[1]), samples(work[2]), greedy(work[3]), pages(work[4]) {
-    token_ids = work + 5;
+    : rows(work[0]), requests(work[1]), samples(work[2]), greedy(work[3]), pages(work[4]), adapted(work[5]) {
+    token_ids = work + 6;
     query_start = token_ids + rows;
     context_len = query_start + requests + 1;
     evicted = context_len + requests;
     page_count = evicted + requests;
     page_ids = page_count + requests;
     sample_rows = page_ids + pages;
+    adapters = sample_rows + samples;
 }
 
 Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t most_rows)
@@ -77,6 +78,18 @@ Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t
     least = Memory(most_rows * int64_t(sizeof(float)));
     exact_best = Memory(threads * best_stride * kBestBytes);
     norms = Memory(threads * best_stride * kNormsBytes);
+    for (const StepLayer& layer : this->layers) {
+        for (const Adapters* each :
+             {&layer.qkv_adapters, &layer.output_adapters, &layer.gate_up_adapters, &layer.down_adapters}) {
+            if (each->shrink) most_low_ = std::max(most_low_, each->low);
+        }
+    }
+    if (most_low_ > 0) {
+        widest_ = round_up(widest, kLine / int64_t(sizeof(float)));
+        low = Memory(most_rows * most_low_ * int64_t(sizeof(float)));
+        own_low_ = Memory(threads * kOwnRows * most_low_ * int64_t(sizeof(float)));
+        wide_rows_ = Memory(threads * widest_ * int64_t(sizeof(float)));
+    }
     for (int worker = 0; worker < threads; worker++) {
         own_inputs.emplace_back(kOwnRows, widest);
         own_rounded.emplace_back(kOwnRows, model.hidden);
@@ -102,6 +115,10 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
         for (int32_t i = 0; i < work.page_count[r]; i++) {
             page_offset_[size_t(r * most_pages_ + i)] = model.page_offset(*page++);
         }
+    }
+    adapter_of_row.clear();
+    for (int64_t r = 0; r < work.adapted; r++) {
+        adapter_of_row.insert(adapter_of_row.end(), size_t(work.query_start[r + 1] - work.query_start[r]), work.adapters[r]);
     }
     shares_used = divide() ? threads : 1;
     sample_place_.resize(size_t(work.samples));

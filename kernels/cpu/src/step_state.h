@@ -49,16 +49,17 @@ class InputRows {
     Memory values_, scales_, offsets_;
 };
 
-// One step's work as it crosses the ABI: one array of int32, of which the first five say how long the others are.
+// One step's work as it crosses the ABI: one array of int32, of which the first six say how long the others are.
 //
-//   rows requests samples greedy pages | token_ids[rows] query_start[requests + 1] context_len[requests]
-//   evicted[requests] page_count[requests] page_ids[pages] sample_rows[samples]
+//   rows requests samples greedy pages adapted | token_ids[rows] query_start[requests + 1] context_len[requests]
+//   evicted[requests] page_count[requests] page_ids[pages] sample_rows[samples] adapters[adapted]
 //
 // The first `greedy` samples only need their greatest logit. A request's positions are those in its context, and so many
-// more as were evicted from it.
+// more as were evicted from it. `adapted` is 0, or the number of requests: the adapter of each, counted from 1, or 0 for
+// none.
 struct StepWork {
-    int64_t rows = 0, requests = 0, samples = 0, greedy = 0, pages = 0;
-    const int32_t *token_ids, *query_start, *context_len, *evicted, *page_count, *page_ids, *sample_rows;
+    int64_t rows = 0, requests = 0, samples = 0, greedy = 0, pages = 0, adapted = 0;
+    const int32_t *token_ids, *query_start, *context_len, *evicted, *page_count, *page_ids, *sample_rows, *adapters;
     StepWork() = default;
     explicit StepWork(const int32_t* work);
 };
@@ -105,6 +106,12 @@ class Step {
     void* sampling_memory(int worker) const {
         return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
     }
+    // Of rows with adapters: which one each has (no numbers, if none has any), and what they were shrunk to for a product;
+    // and each worker's: the rows that it shrinks for itself, and one row as floats.
+    std::vector<int32_t> adapter_of_row;
+    Memory low;
+    float* own_low(int worker) const { return own_low_.as<float>() + worker * kOwnRows * most_low_; }
+    float* wide_row(int worker) const { return wide_rows_.as<float>() + worker * widest_; }
     InputRows inputs, rounded; // as the weights want them, and as the screen does
     std::vector<InputRows> own_inputs, own_rounded; // of each worker
 
@@ -116,7 +123,8 @@ class Step {
     bool divide();
     void fill(StepShare& share, int64_t first, int64_t end, int workers);
 
-    Memory sampling_;
+    Memory sampling_, own_low_, wide_rows_;
+    int64_t most_low_ = 0, widest_ = 0; // of a row that is shrunk, and of one that isn't
     int64_t most_pages_ = 0; // of one request
     std::vector<int32_t> positions_;
     std::vector<int64_t> page_offset_;

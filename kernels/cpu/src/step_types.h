@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_types.h"
+#include "lora_types.h"
 #include "sampling_types.h"
 #include "screen_types.h"
 #include "weights.h"
@@ -20,6 +21,7 @@ struct StepLayer {
     const float* output_bias;
     const float* gate_up_bias;
     const float* down_bias;
+    Adapters qkv_adapters, output_adapters, gate_up_adapters, down_adapters;
 };
 
 struct StepModel {

@@ -7,6 +7,7 @@
 #include "embed.h"
 #include "limits.h"
 #include "linear_call.h"
+#include "lora.h"
 #include "norm.h"
 #include "quantize.h"
 #include "rotary.h"
@@ -26,6 +27,7 @@ extern const Ops ops = {
     rms_norm,
     add_rows,
     silu_and_mul,
+    add_adapters,
     rotary_kv_write,
     attend,
     quantize_row,

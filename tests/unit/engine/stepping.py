@@ -26,6 +26,7 @@ class Run:
     tokens: list[int]
     temperature: float = 0.0
     seed: int = 0
+    adapter: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list)
 
@@ -62,6 +63,7 @@ def step(model: Model, work: list[tuple[Run, int]], free: list[int]) -> None:
             position=tuple(len(run.tokens) for run in runs),
             banned=((),) * len(runs),
         ),
+        adapters=[run.adapter for run, _ in work] if any(run.adapter for run, _ in work) else [],
     )
     chosen = model.execute(batch).tokens
     assert len(chosen) == len(runs)

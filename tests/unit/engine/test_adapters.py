@@ -21,6 +21,7 @@ from kernels.adapters import AdapterRows
 from tests.unit.engine.model.random_adapters import LINEAR, save_random_adapter
 from tests.unit.engine.model.random_models import VARIANTS, greedy_tokens, save_random_model
 from tests.unit.engine.stepping import prompts
+from tests.unit.kernels.isas import available
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -64,33 +65,49 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [list(output.token_ids) for output in outputs]
 
 
+PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+
+
 @pytest.mark.parametrize(
-    ("variant", "targets"),
+    ("variant", "targets", "torch_serves"),
     [
-        ("llama-biases", LINEAR),
-        ("gemma2", LINEAR),
-        ("phi3", ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
-        ("gpt2", ("c_attn", "c_proj", "c_fc")),
-        ("qwen3-moe", ("q_proj", "v_proj", "o_proj")),
+        ("llama-biases", LINEAR, False),
+        ("llama-biases", LINEAR, True),
+        ("llama-narrow-heads", LINEAR, False),
+        ("qwen3", ("up_proj", "o_proj", "k_proj"), False),
+        ("phi3", PHI3, False),
+        ("phi3", PHI3, True),
+        ("gemma2", LINEAR, True),
+        ("gpt2", ("c_attn", "c_proj", "c_fc"), True),
+        ("qwen3-moe", ("q_proj", "v_proj", "o_proj"), True),
     ],
 )
 def test_a_mixed_batch_gives_each_request_what_the_merged_model_gives(
-    tmp_path: Path, variant: str, targets: tuple[str, ...]
+    tmp_path: Path, variant: str, targets: tuple[str, ...], torch_serves: bool
 ) -> None:
-    """vLLM's docs of LoRA have such a test for Llama alone; families differ in how their products are joined."""
+    """Families differ in how their products are joined, and in what serves them."""
     case = adapted(tmp_path, variant, targets)
     work = each_with_each([None, "all", "one"])
-    with case.llm(max_num_batched_tokens=24) as llm:
+    with case.llm(max_num_batched_tokens=24, embeddings=torch_serves) as llm:
         outputs = llm.generate([prompt for prompt, _ in work], PARAMS, adapter=[name for _, name in work])
     expected = [case.expected[name][prompts().index(prompt)] for prompt, name in work]
     assert tokens(outputs) == expected
     assert len({tuple(map(tuple, of_one)) for of_one in case.expected.values()}) == 3, "the adapters change nothing"
 
 
+@pytest.mark.parametrize("torch_serves", [False, True])
 @pytest.mark.parametrize("name", [None, "all", "one"])
-def test_alone_a_request_gets_the_same(llama: Adapted, name: str | None) -> None:
-    with llama.llm() as llm:
+def test_alone_a_request_gets_the_same(llama: Adapted, name: str | None, torch_serves: bool) -> None:
+    with llama.llm(embeddings=torch_serves) as llm:
+        assert isinstance(llm._engine._model, TorchModel) == (torch_serves or not available())
         assert tokens(llm.generate(prompts(), PARAMS, adapter=name)) == llama.expected[name]
+
+
+def test_overlapped_steps_keep_everybody_s_adapter(llama: Adapted) -> None:
+    work = each_with_each([None, "all", "one"])
+    with llama.llm(overlap=True, max_num_seqs=5, max_num_batched_tokens=24) as llm:
+        outputs = llm.generate([prompt for prompt, _ in work], PARAMS, adapter=[name for _, name in work])
+    assert tokens(outputs) == [llama.expected[name][prompts().index(prompt)] for prompt, name in work]
 
 
 def test_pages_are_not_shared_between_adapters(llama: Adapted) -> None:

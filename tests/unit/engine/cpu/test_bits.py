@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine import LLM, SamplingParams
 from engine.config import EngineConfig
 from engine.cpu.model import CpuModel
+from tests.unit.engine.model.random_adapters import LINEAR, save_random_adapter
 from tests.unit.engine.model.random_models import VOCAB, save_random_model
 from tests.unit.engine.stepping import Run, allocate, finish, prompts, score
 from tests.unit.kernels.isas import needs_library
@@ -97,3 +99,49 @@ def test_a_crowd_that_threads_divide_changes_no_token(
     alone = load(saved, tmp_path, threads=1, **form)
     assert [finish(alone, [run(i)], 6, 16)[0] for i in range(100)] == together
     alone.close()
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> dict[str, Path]:
+    """Of all matrices, and of some; of different ranks."""
+    base, _ = save_random_model(tmp_path_factory.mktemp("again"), "Llama", hidden_size=72, intermediate_size=100)
+    parent = tmp_path_factory.mktemp("adapters")
+    save_random_adapter(parent / "all", base, LINEAR, rank=5)
+    save_random_adapter(parent / "some", base, ("v_proj", "gate_proj"), rank=11, seed=1)
+    return {"all": parent / "all", "some": parent / "some"}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_adapters_of_neighbours_change_no_token(
+    saved: Path, tmp_path: Path, form: dict[str, Any], adapters: dict[str, Path], threads: int
+) -> None:
+    """Few rows, many, and so many that threads divide them: with each adapter and without one."""
+
+    def run(i: int) -> Run:
+        return Run(prompts()[i % 4], temperature=0.9 * (i % 2), seed=i, adapter=i % 3)
+
+    crowd = load(saved, tmp_path, threads=threads, adapters=adapters, **form)
+    alone = [finish(crowd, [run(i)], 6, 7)[0] for i in range(12)]
+    for count in (3, 12, 100):
+        together = finish(crowd, [run(i) for i in range(count)], 6, 16)
+        assert together[:12] == alone[:count]
+    crowd.close()
+    plain = load(saved, tmp_path, threads=threads, **form)
+    assert [finish(plain, [run(i)], 6, 7)[0] for i in range(0, 12, 3)] == alone[::3]
+    plain.close()
+
+
+def test_a_request_has_the_same_logprobs_beside_others_with_adapters(
+    saved: Path, tmp_path: Path, form: dict[str, Any], adapters: dict[str, Path]
+) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=3)
+    names = [None, "all", "some"]
+    told = {}
+    for label, config in (("plain", {}), ("adapted", {"adapters": adapters})):
+        with LLM(saved, cache=tmp_path, threads=2, device="cpu", enable_prefix_caching=False, **config, **form) as llm:
+            told[label] = llm.generate(prompts()[:5], params)
+            if config:
+                mixed = llm.generate(prompts()[:5] * 3, params, adapter=[name for name in names for _ in range(5)])
+    assert [output.logprobs for output in mixed[:5]] == [output.logprobs for output in told["plain"]]
+    assert [output.logprobs for output in told["adapted"]] == [output.logprobs for output in told["plain"]]
+    assert mixed[5].logprobs != mixed[0].logprobs != mixed[10].logprobs
