@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+import typer
 
 from cli.output import Exit, Failure
 
@@ -23,6 +25,14 @@ def named_params(given: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             params[name] = value
     return params
+
+
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter", help="A low-rank adapter that jobs may name: its directory. May be repeated.", metavar="NAME=PATH"
+    ),
+]
 
 
 def named_paths(given: Sequence[str]) -> dict[str, str]:

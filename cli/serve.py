@@ -9,7 +9,7 @@ import typer
 
 from cli.models import QUANTIZATION, Quantization
 from cli.output import Failure
-from cli.params import named_paths
+from cli.params import Adapters, named_paths
 
 if TYPE_CHECKING:
     from settings import Settings
@@ -53,12 +53,7 @@ def worker(
     max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and output.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A low-rank adapter that jobs may name: its directory. May be repeated.", metavar="NAME=PATH"
-        ),
-    ] = None,
+    adapter: Adapters = None,
     kv_cache_dtype: Annotated[
         Literal["auto", "int8", "fp8"] | None,
         typer.Option(help="What keys and values are kept as: auto as the weights; int8 and fp8 in half of that."),

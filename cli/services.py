@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import urllib.error
 import urllib.request
@@ -60,7 +61,7 @@ def child_environment(settings: Settings, at: Addresses) -> dict[str, str]:
     }
     for name, value in settings.model.model_dump(exclude_unset=True, mode="json").items():
         if value is not None:
-            env[f"HEADRACE_MODEL__{name.upper()}"] = str(value)
+            env[f"HEADRACE_MODEL__{name.upper()}"] = value if isinstance(value, str) else json.dumps(value)
     return env
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from cli.invocation import command
 from cli.models import QUANTIZATION, Quantization
 from cli.output import Exit, out
+from cli.params import Adapters, named_paths
 
 
 def up(
@@ -28,6 +29,7 @@ def up(
     ] = 6379,
     flower: Annotated[bool, typer.Option(help="Run Flower, the dashboard.")] = True,
     quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
+    adapter: Adapters = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' output in their logs.")] = False,
 ) -> None:
     """Run the whole of Headrace here: broker, API, a worker and Flower, until Ctrl-C.
@@ -44,7 +46,11 @@ def up(
     from cli.signals import interrupts
     from settings import settings_with
 
-    given = {"model_path": model, "quantization": quantization}
+    given = {
+        "model_path": model,
+        "quantization": quantization,
+        "adapters": named_paths(adapter) if adapter else None,
+    }
     settings = settings_with(
         home=home.absolute() if home else None,
         model={name: value for name, value in given.items() if value is not None} or None,

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One instance for the tests that don't harm it."""
-    instance = Up.start(tmp_path_factory.mktemp("up") / "home")
+    instance = Up.start(tmp_path_factory.mktemp("up") / "home", "--adapter", "sql=unread")
     instance.wait_ready()
     yield instance
     instance.stop()
@@ -49,6 +49,20 @@ def test_another_shell_needs_no_flags(env: dict[str, str]) -> None:
     assert "between tokens" in shown.stdout
     listed = headrace("jobs", "--json", env=env)
     assert job["id"] in {item["id"] for item in json.loads(listed.stdout)}
+
+
+def test_a_job_may_name_an_adapter(env: dict[str, str]) -> None:
+    plain, adapted = (
+        headrace("submit", "flow", "--raw", "--max-tokens", "20", *named, "--wait", "--json", env=env)
+        for named in ((), ("--adapter", "sql"))
+    )
+    texts = [json.loads(done.stdout)["result"]["text"] for done in (plain, adapted)]
+    assert texts[0] != texts[1]
+    unknown = headrace("submit", "flow", "--adapter", "law", env=env)
+    assert unknown.returncode == 2
+    assert "the model has no adapter 'law': it has sql (adapter)" in " ".join(unknown.stderr.split())
+    listed = headrace("models", "list", env=env)
+    assert "adapters sql" in listed.stdout
 
 
 def test_a_stream_ends_with_the_final_text(env: dict[str, str]) -> None:

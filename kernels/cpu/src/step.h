@@ -287,7 +287,7 @@ template <class T> class StepWalk {
         const int64_t count = rows_.end - rows_.begin;
         const bool own = count <= kOwnRows;
         const int32_t* adapter = step_.adapter_of_row.data() + rows_.begin;
-        float* low = own ? step_.own_low(worker_) : step_.low.as<float>() + rows_.begin * adapters.low;
+        float* low = own ? step_.own_low(worker_) : step_.low(rows_.begin);
         const Activations x = inputs_at(weights, rows_, own);
         write_rows(own, count, [&](int64_t row) {
             const auto from = source(rows_.begin + row);

@@ -86,7 +86,7 @@ Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t
     }
     if (most_low_ > 0) {
         widest_ = round_up(widest, kLine / int64_t(sizeof(float)));
-        low = Memory(most_rows * most_low_ * int64_t(sizeof(float)));
+        low_ = Memory(most_rows * most_low_ * int64_t(sizeof(float)));
         own_low_ = Memory(threads * kOwnRows * most_low_ * int64_t(sizeof(float)));
         wide_rows_ = Memory(threads * widest_ * int64_t(sizeof(float)));
     }

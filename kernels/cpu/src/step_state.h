@@ -106,10 +106,10 @@ class Step {
     void* sampling_memory(int worker) const {
         return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
     }
-    // Of rows with adapters: which one each has (no numbers, if none has any), and what they were shrunk to for a product;
-    // and each worker's: the rows that it shrinks for itself, and one row as floats.
+    // Of rows with adapters: which one each has (no numbers, if none has any), and what they were shrunk to for a product,
+    // from some row on; and each worker's: the rows that it shrinks for itself, and one row as floats.
     std::vector<int32_t> adapter_of_row;
-    Memory low;
+    float* low(int64_t first) const { return low_.as<float>() + first * most_low_; }
     float* own_low(int worker) const { return own_low_.as<float>() + worker * kOwnRows * most_low_; }
     float* wide_row(int worker) const { return wide_rows_.as<float>() + worker * widest_; }
     InputRows inputs, rounded; // as the weights want them, and as the screen does
@@ -123,7 +123,7 @@ class Step {
     bool divide();
     void fill(StepShare& share, int64_t first, int64_t end, int workers);
 
-    Memory sampling_, own_low_, wide_rows_;
+    Memory sampling_, low_, own_low_, wide_rows_;
     int64_t most_low_ = 0, widest_ = 0; // of a row that is shrunk, and of one that isn't
     int64_t most_pages_ = 0; // of one request
     std::vector<int32_t> positions_;

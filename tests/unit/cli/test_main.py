@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.output import Exit
-from settings import get_settings
+from settings import Settings, get_settings
 
 runner = CliRunner()
 
@@ -85,6 +85,15 @@ def test_a_worker_takes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.invoke(app, ["worker", "--model", "fake"]).exit_code == 0
     assert runner.invoke(app, ["worker", "--model", "fake", "--name", "left"]).exit_code == 0
     assert extras == [(), ("-n", "left@%h")]
+
+
+def test_a_worker_takes_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Settings] = []
+    monkeypatch.setattr("worker.main.run_worker", lambda settings, extra: found.append(settings))
+    arguments = ["worker", "--model", "fake", "--adapter", "sql=/models/sql", "--adapter", "law=law"]
+    assert runner.invoke(app, arguments).exit_code == 0
+    assert found[0].model.adapters == {"sql": Path("/models/sql"), "law": Path("law")}
+    assert runner.invoke(app, ["worker", "--adapter", "sql"]).exit_code == 2
 
 
 def test_a_demo_that_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
