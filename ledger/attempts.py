@@ -16,7 +16,7 @@ from ledger.clock import db_now
 from ledger.contract import Lease, Outcome, Renewal, Topic
 from ledger.models import JobRow, ResultRow
 from ledger.rows import JOB_COLUMNS, MEASURED, WHY, dispatch, end, insert_jobs, lock_jobs, shown
-from ledger.states import CANCELLED, EXPIRED, FAILED, QUEUED, RUNNING, SUCCEEDED, move
+from ledger.states import CANCELLED, EXPIRED, FAILED, QUEUED, RUNNING, SUCCEEDED, move, still_in
 
 _MAX_RAW_CHARS = 65_536
 _REASONS = {CANCELLED: Reason.CANCELLED, EXPIRED: Reason.DEADLINE_EXCEEDED}
@@ -42,7 +42,7 @@ def renew(connection: Connection, leases: Sequence[Lease], lease_s: float) -> Re
     ids = [lease.job_id for lease in leases]
     renewed = connection.execute(
         update(JobRow)
-        .where(JobRow.status == RUNNING, JobRow.id.in_(ids))
+        .where(still_in(RUNNING), JobRow.id.in_(ids))
         .where(tuple_(JobRow.id, JobRow.fence).in_([(lease.job_id, lease.fence) for lease in leases]))
         .values(lease_until=db_now(lease_s))
         .returning(JobRow.id, JobRow.cancel_requested)

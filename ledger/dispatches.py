@@ -19,7 +19,7 @@ from ledger.lines import Line
 from ledger.losses import clear_companions, lose
 from ledger.models import JobRow, OutboxRow, RoleRow
 from ledger.rows import dispatch, drop_publications, end
-from ledger.states import EXPIRED, QUEUED, RUNNING, is_in, move
+from ledger.states import EXPIRED, QUEUED, RUNNING, is_in, move, still_in
 
 HOLD_S = 3.0
 """A relay that took outbox rows and didn't report them sent loses them to others after this long."""
@@ -170,7 +170,7 @@ def republish(connection: Connection, job_ids: Sequence[str]) -> int:
     lost = (
         connection.execute(
             select(JobRow.id)
-            .where(JobRow.id.in_(job_ids), is_in(QUEUED), ~_to_send)
+            .where(JobRow.id.in_(job_ids), still_in(QUEUED), ~_to_send)
             .order_by(JobRow.id)
             .with_for_update()
         )

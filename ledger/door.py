@@ -17,7 +17,7 @@ from ledger.clock import UtcTime, db_now
 from ledger.contract import IdempotencyConflict, IllegalTransition, JobFilter, Submission, Topic
 from ledger.models import JobRow, OutboxRow, ResultRow, RevocationRow
 from ledger.rows import dispatch, end, insert_jobs, lock_jobs, select_jobs, to_job
-from ledger.states import CANCELLED, QUEUED, RETRYABLE, RUNNING, move
+from ledger.states import CANCELLED, QUEUED, RETRYABLE, RUNNING, move, still_in
 
 _TEXT_CHARS = 4
 """Of one token, where tokens are guessed."""
@@ -141,11 +141,11 @@ def fetch(connection: Connection, job_id: str) -> Job:
 
 
 def ended(connection: Connection, job_ids: Sequence[str]) -> frozenset[str]:
-    terminal = [status for status in JobStatus if status.terminal]
+    terminal = still_in(*(status for status in JobStatus if status.terminal))
     found: set[str] = set()
     for start in range(0, len(job_ids), ENDED_CHUNK):
         asked = JobRow.id.in_(job_ids[start : start + ENDED_CHUNK])
-        found.update(connection.execute(select(JobRow.id).where(asked, JobRow.status.in_(terminal))).scalars())
+        found.update(connection.execute(select(JobRow.id).where(asked, terminal)).scalars())
     return frozenset(found)
 
 

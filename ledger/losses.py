@@ -17,7 +17,7 @@ from sqlalchemy.orm import aliased
 from ledger.clock import db_now
 from ledger.contract import Loss
 from ledger.models import JobRow, LossRow
-from ledger.states import QUEUED, is_in
+from ledger.states import QUEUED, still_in
 
 
 def lose(connection: Connection, ids: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ def clear_companions(connection: Connection, dead: Iterable[str]) -> None:
     companions = select(LossRow.job_id).where(LossRow.worker.in_(workers))
     connection.execute(
         update(JobRow)
-        .where(is_in(QUEUED), JobRow.id.in_(companions), JobRow.id.not_in(culprits))
+        .where(still_in(QUEUED), JobRow.id.in_(companions), JobRow.id.not_in(culprits))
         .values(attempt=case((JobRow.attempt > together, JobRow.attempt - together), else_=0))
     )
 

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from ledger.clock import db_now
 from ledger.contract import Pruned, Retention
 from ledger.models import ApiKeyRow, JobRow, RevocationRow
-from ledger.states import FAILED
+from ledger.states import FAILED, still_in
 from settings import RetentionSettings
 
 _DAY_S = 86_400.0
@@ -67,7 +67,7 @@ def _delete_jobs(connection: Connection, age_s: float | None, limit: int, dead: 
     if not ids:
         return 0
     # One that is being retried at this moment has not ended any more.
-    still = delete(JobRow).where(JobRow.id.in_(ids), JobRow.status.in_(_ENDS))
+    still = delete(JobRow).where(JobRow.id.in_(ids), still_in(*_ENDS))
     return connection.execute(still).rowcount
 
 

@@ -120,6 +120,15 @@ def methods(ledger: Ledger) -> Iterator[tuple[str, Method]]:
         leases = [result.lease for result in results if result.lease is not None]
         ledger.commit([Outcome(lease, JobStatus.SUCCEEDED, JobResult(text="x")) for lease in leases])
 
+    ended = [job.id for job in ledger.page(JobFilter(status=JobStatus.SUCCEEDED, limit=100)).data]
+
+    def renew_and_hand_back() -> None:
+        results = ledger.claim([Claim(new_job_id(), request) for _ in range(64)], "bench", 60)
+        leases = [result.lease for result in results if result.lease is not None]
+        ledger.renew(leases, 60)
+        ledger.release(leases)
+        ledger.republish([lease.job_id for lease in leases])
+
     def relay() -> None:
         rows = ledger.outbox(500, Windows(128))
         ledger.sent([row.id for row in rows])
@@ -135,6 +144,8 @@ def methods(ledger: Ledger) -> Iterator[tuple[str, Method]]:
     yield "get", lambda: ledger.get(newest[0].id)
     yield "submit", lambda: ledger.submit(request)
     yield "claim 64 raw, commit", claim_and_commit
+    yield "claim 64 raw, renew, hand back", renew_and_hand_back
+    yield "which of 100 have ended", lambda: ledger.ended(ended)
     yield "send a window, claim 64", relay
     yield "revocations", lambda: ledger.revocations(500)
     yield "reap", lambda: ledger.reap(500)

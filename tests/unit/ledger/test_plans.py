@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from bench.parts.rows import fill, methods
@@ -24,6 +26,28 @@ def test_every_statement_finds_its_rows_by_an_index(ledger: Ledger) -> None:
         if scans(plan)
     }
     assert not bad, "\n\n".join(f"{what}: {statement}\n{plan}" for (what, statement), plan in bad.items())
+
+
+BY_ID = re.compile(r"jobs\.id (=|IN) ")
+IN_STATE = re.compile(r"SEARCH jobs USING .*\bix_jobs_\w*status")
+
+
+@pytest.mark.slow
+def test_jobs_that_are_named_are_looked_up_and_not_searched_for_by_their_state(ledger: Ledger) -> None:
+    """With a million jobs that have ended, a search took a second each time, and prunes kept the lock for that long."""
+    if ledger._database.engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL knows how many there are in a state, and may well search the few that run")
+    fill(ledger, 3000)
+    plans = Plans(ledger._database.engine)
+    asked = [
+        (what, statement, plan)
+        for what, method in methods(ledger)
+        for statement, plan in plans.watch(method).items()
+        if BY_ID.search(statement.partition("WHERE")[2])
+    ]
+    assert {"prune 500", "which of 100 have ended", "claim 64 raw, renew, hand back"} <= {what for what, *_ in asked}
+    bad = [(what, statement[:300], plan) for what, statement, plan in asked if IN_STATE.search(plan)]
+    assert not bad, bad
 
 
 def test_a_scan_is_told_from_a_search() -> None:
