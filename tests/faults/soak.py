@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ from ledger.contract import LedgerUnavailable
 from ledger.migrate import upgrade
 from settings import WorkerSettings
 from tests.conftest import Broker, new_postgres_database
+from tests.faults.attendance import Stay, attended_s, ready_s, stays
 from tests.faults.postgres import PostgresServer
 from tests.faults.stage import Stage, go_on
 from tests.faults.test_broker_faults import crashed, cut_off, demoted, frozen, full, wiped
@@ -65,9 +67,10 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     attempts: Counter[int] = field(default_factory=Counter)
     slowest_takeover_s: float = 0.0
-    """From the last sign of a killed worker to the next attempt of a job that it ran."""
+    """From the last sign of a killed worker to the next attempt of a job that it ran. While no worker is there, which
+    on a busy machine takes a while to start, nothing counts as late."""
     slowest_return_s: dict[str, float] = field(default_factory=dict)
-    """From the return of a part to the next job's start, by what was done to it."""
+    """From the return of a part to the next job's start, by what was done to it; counted in the same way."""
     wrong: list[str] = field(default_factory=list)
 
     def text(self) -> str:
@@ -94,6 +97,8 @@ class Soak:
         self._killed: list[tuple[str, float]] = []
         """Workers' nodes, and when they died (Unix time)."""
         self._returned: list[tuple[str, float]] = []
+        self._away: dict[str, list[Stay]] = defaultdict(list)
+        """When which node couldn't work."""
 
     def run(self, jobs: int | None, until_s: float, faults: Sequence[str]) -> None:
         """Load until so many jobs are accepted, or until the time is over."""
@@ -135,15 +140,20 @@ class Soak:
     def _kill(self, worker: WorkerProcess) -> None:
         worker.process.kill()
         worker.process.wait(10)
-        self._killed.append((worker.node, time.time()))
+        died_s = time.time()
+        self._killed.append((worker.node, died_s))
+        self._away[worker.node].append((died_s, math.inf))
 
     def _leave(self, worker: WorkerProcess) -> None:
+        self._away[worker.node].append((time.time(), math.inf))
         worker.signal(signal.SIGTERM)
 
     def _sleep(self, worker: WorkerProcess) -> None:
+        slept_s = time.time()
         os.kill(worker.process.pid, signal.SIGSTOP)
         time.sleep(LEASE_S + 1)
         go_on(worker.process.pid)
+        self._away[worker.node].append((slept_s, time.time()))
 
     def _api(self) -> None:
         self._stage.api.process.kill()
@@ -184,17 +194,30 @@ class Soak:
         starts = sorted(
             seen.at.timestamp() for story in stories.values() for seen in story if seen.status is JobStatus.RUNNING
         )
+        there = self._attendance()
         for what, at_s in self._returned:
-            took_s = next((start_s - at_s for start_s in starts if start_s > at_s), 0.0)
+            next_s = next((start_s for start_s in starts if start_s > at_s), at_s)
+            took_s = attended_s(there, at_s, next_s)
             report.slowest_return_s[what] = round(max(took_s, report.slowest_return_s.get(what, 0.0)), 2)
         late = {what: took_s for what, took_s in report.slowest_return_s.items() if took_s > RETURN_RECOVERY_S}
         if late:
             report.wrong.append(f"work went on later than {RETURN_RECOVERY_S} s after a return: {late}")
         self._judge_takeovers(
-            {job_id: [(s.status, s.at.timestamp()) for s in story] for job_id, story in stories.items()}
+            {job_id: [(s.status, s.at.timestamp()) for s in story] for job_id, story in stories.items()}, there
         )
 
-    def _judge_takeovers(self, stories: dict[str, list[tuple[JobStatus, float]]]) -> None:
+    def _attendance(self) -> list[Stay]:
+        """When there were workers."""
+        now_s = time.time()
+        ready = {worker.node: ready_s(worker.log) for worker in self._stage.place.workers}
+        return [
+            stay
+            for node, from_s in ready.items()
+            if from_s is not None
+            for stay in stays(from_s, now_s, self._away[node])
+        ]
+
+    def _judge_takeovers(self, stories: dict[str, list[tuple[JobStatus, float]]], there: Sequence[Stay]) -> None:
         """A job that ran when a worker died is queued again, or taken over, once its lease has run out."""
         for _, died_s in self._killed:
             for story in stories.values():
@@ -202,7 +225,9 @@ class Soak:
                 after = [(status, at_s) for status, at_s in story if at_s > died_s]
                 if not before or before[-1] is not JobStatus.RUNNING or not after or after[0][0].terminal:
                     continue
-                self._report.slowest_takeover_s = max(self._report.slowest_takeover_s, after[0][1] - died_s)
+                self._report.slowest_takeover_s = max(
+                    self._report.slowest_takeover_s, attended_s(there, died_s, after[0][1])
+                )
         self._report.slowest_takeover_s = round(self._report.slowest_takeover_s, 2)
         if self._report.slowest_takeover_s > KILL_RECOVERY_S:
             self._report.wrong.append(f"a takeover took longer than lease + 2 s = {KILL_RECOVERY_S} s")
