@@ -14,7 +14,7 @@ from bench.peers.place import HOME, ROOT
 from bench.side import SideSpec
 
 GIB = 2**30
-KV_POOL_BYTES = 640 * 2**20
+KV_POOL_BYTES = 448 * 2**20
 """A little more than all requests of a workload hold at their longest."""
 VLLM_KV_POOL_BYTES = 2 * GIB
 """vLLM's setting takes whole GiB; this is the one that its best figures were found with."""

@@ -17,4 +17,5 @@ void test_team();
 void test_convert();
 void test_layers();
 void test_linear();
+void test_deal();
 void test_step();

@@ -6,6 +6,7 @@ int main() {
     test_convert();
     test_layers();
     test_linear();
+    test_deal();
     test_step();
     std::puts("the CPU library is clean");
 }

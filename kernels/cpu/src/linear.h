@@ -199,34 +199,54 @@ void multiply_tile(const Weights& weights, const Activations& x, int64_t begin, 
     }
 }
 
-// Every worker of `team` calls this with the same arguments save the epilogue, and meets the others at a barrier
-// afterwards. Rows that would not stay in the cache together pass by the tiles in several passes. `also` is what to fetch
-// meanwhile.
-template <class Of, class Epilogue>
-void linear_of(Team& team, int worker, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue,
-               Ahead& also) {
+// Rows that pass by all tiles together: pass i has the rows `rows_of(i)`.
+template <class RowsOf> struct Passes {
+    int64_t count;
+    RowsOf rows_of;
+};
+template <class RowsOf> Passes(int64_t, RowsOf) -> Passes<RowsOf>;
+
+// Rows in passes of so few that they stay in the cache.
+template <class Of> auto passes_of(int64_t rows, int64_t stride_bytes) {
     constexpr int64_t kBlock = Kernels<Of>::kRows;
-    const int64_t most = std::max(kBlock, kCachedBytes / x.stride_bytes / kBlock * kBlock);
-    const int64_t passes = (rows + most - 1) / most, tiles = weights.tiles();
-    while (Range mine = team.claim(worker, passes * tiles)) {
+    const int64_t most = std::max(kBlock, kCachedBytes / stride_bytes / kBlock * kBlock);
+    const int64_t count = (rows + most - 1) / most;
+    return Passes{count, [=](int64_t pass) { return Range{rows * pass / count, rows * (pass + 1) / count}; }};
+}
+
+// Calls body(Of()) with the arithmetic of a format.
+template <class Body> HEADRACE_INLINE void with_format(Format format, const Body& body) {
+    switch (format) {
+    case Format::kF32: return body(FormatF32());
+    case Format::kBf16: return body(FormatBf16());
+    case Format::kInt8: return body(FormatInt8());
+    case Format::kInt8G32: return body(FormatInt8G32());
+    case Format::kU4G32: return body(FormatU4G32());
+    }
+}
+
+// Every worker of `team` calls this with the same arguments save the epilogue, and meets the others at a barrier
+// afterwards. `also` is what to fetch meanwhile.
+template <class Of, class RowsOf, class Epilogue>
+void linear_passes(Team& team, int worker, const Weights& weights, const Activations& x, const Passes<RowsOf>& passes,
+                   const Epilogue& epilogue, Ahead& also) {
+    const int64_t tiles = weights.tiles();
+    while (Range mine = team.claim(worker, passes.count * tiles)) {
         for (int64_t piece = mine.begin; piece < mine.end; piece++) {
-            const int64_t pass = piece / tiles;
-            multiply_tile<Of>(weights, x, rows * pass / passes, rows * (pass + 1) / passes, piece % tiles, epilogue,
-                              also);
+            const Range rows = passes.rows_of(piece / tiles);
+            multiply_tile<Of>(weights, x, rows.begin, rows.end, piece % tiles, epilogue, also);
         }
     }
 }
 
+// The rows 0..rows, likewise.
 template <class Epilogue>
 void linear(Team& team, int worker, const Weights& weights, const Activations& x, int64_t rows, const Epilogue& epilogue,
             Ahead& also) {
-    switch (weights.format) {
-    case Format::kF32: return linear_of<FormatF32>(team, worker, weights, x, rows, epilogue, also);
-    case Format::kBf16: return linear_of<FormatBf16>(team, worker, weights, x, rows, epilogue, also);
-    case Format::kInt8: return linear_of<FormatInt8>(team, worker, weights, x, rows, epilogue, also);
-    case Format::kInt8G32: return linear_of<FormatInt8G32>(team, worker, weights, x, rows, epilogue, also);
-    case Format::kU4G32: return linear_of<FormatU4G32>(team, worker, weights, x, rows, epilogue, also);
-    }
+    with_format(weights.format, [&](auto of) {
+        using Of = decltype(of);
+        linear_passes<Of>(team, worker, weights, x, passes_of<Of>(rows, x.stride_bytes), epilogue, also);
+    });
 }
 
 } // namespace headrace::HEADRACE_ISA

@@ -6,8 +6,9 @@
 //   embed | norm, qkv | rotary | attention | output + residual | norm, gate_up | down + residual | ... | norm, head
 //         '-------------------------------- each layer ---------------------------------------'
 //
-// Where there are many rows of many requests, each worker takes its own requests through all layers instead and meets the
-// others before the head: nobody waits, and no core reads what another has written.
+// Where there are many rows of many requests, each worker takes its own requests through all layers instead: nobody waits,
+// and no core reads what another has written. Then it begins with the head of its own greedy rows, and whoever has ended
+// first helps with the others'.
 //
 // The inputs of a product are a phase of their own if there are many rows; each worker makes them for itself if there
 // are few. Only rows that are sampled go on after the last attention.
@@ -82,7 +83,9 @@ template <class T> class StepWalk {
     // The rows that only need their greatest logit never see the others' logits, nor do these see theirs.
     void choose() {
         const StepWork& work = step_.work;
-        if (work.greedy > 0) {
+        if (work.greedy == 0) {
+            if (step_.shares_used > 1) team_.barrier();
+        } else {
             const Format format = model_.head.format;
             if (!model_.screen.weights.bytes) {
                 choose_greedy();
@@ -201,12 +204,45 @@ template <class T> class StepWalk {
 
     void choose_best(const Memory& found) {
         if (worker_ != 0) return;
-        for (int64_t row = 0; row < step_.work.greedy; row++) step_.tokens[row] = best_of(found, row).index;
+        for (int64_t row = 0; row < step_.work.greedy; row++) step_.tokens[step_.sample_at(row)] = best_of(found, row).index;
+    }
+
+    // Whether each worker prepares the greedy rows for itself.
+    bool owns_greedy() const { return step_.shares_used == 1 && step_.work.greedy <= kOwnRows; }
+
+    // Calls write(row) once for each greedy row, or on each worker if it owns them. Of its own share, each worker does it as
+    // soon as it has computed the share.
+    template <class Write> void write_greedy(const Write& write) {
+        if (step_.shares_used == 1) return write_rows(owns_greedy(), step_.work.greedy, write);
+        StepShare& mine = step_.shares[size_t(worker_)];
+        for (int64_t row = mine.greedy.begin; row < mine.greedy.end; row++) write(row);
+        mine.ready.advance();
+    }
+
+    // The greedy rows times the head or its screen. What each worker has claimed first is its own share.
+    template <class Epilogue>
+    void multiply_greedy(const Weights& weights, const Activations& x, const Epilogue& epilogue) {
+        if (step_.shares_used == 1) {
+            linear(team_, member_, weights, x, step_.work.greedy, epilogue, kv_ahead_);
+        } else {
+            const Passes passes{step_.shares_used, [&](int64_t index) {
+                StepShare& share = step_.shares[size_t(index)];
+                share.ready.wait_past(share.ready_before);
+                return share.greedy;
+            }};
+            with_format(weights.format, [&](auto of) {
+                linear_passes<decltype(of)>(team_, member_, weights, x, passes, epilogue, kv_ahead_);
+            });
+        }
+        end(Phase::kHead);
     }
 
     void choose_greedy() {
-        multiply_rows(model_.head, nullptr, {0, step_.work.greedy}, sampled(0), KeepBest{own_best(step_.best)});
-        end(Phase::kHead);
+        const Weights& head = model_.head;
+        const InputRows& to = owns_greedy() ? step_.own_inputs[size_t(worker_)] : step_.head_inputs;
+        const Activations x = to.shaped(head.format, model_.hidden);
+        write_greedy([&, source = sampled(0)](int64_t row) { write_inputs(head, source(row), row, x); });
+        multiply_greedy(head, x, KeepBest{own_best(step_.best)});
         choose_best(step_.best);
     }
 
@@ -214,22 +250,20 @@ template <class T> class StepWalk {
     template <class As, class Of> void choose_screened() {
         const Weights &head = model_.head, &screen = model_.screen.weights;
         const int64_t rows = step_.work.greedy, tiles = head.tiles();
-        const bool own = rows <= kOwnRows;
+        const bool own = owns_greedy();
         const Activations exact =
-            (own ? step_.own_inputs[size_t(worker_)] : step_.inputs).shaped(head.format, model_.hidden);
+            (own ? step_.own_inputs[size_t(worker_)] : step_.head_inputs).shaped(head.format, model_.hidden);
         const Activations rounded =
             (own ? step_.own_rounded[size_t(worker_)] : step_.rounded).shaped(screen.format, model_.hidden);
         RowNorms* norms = step_.norms.as<RowNorms>() + (own ? worker_ * step_.best_stride : 0);
-        write_rows(own, rows, [&, source = sampled(0)](int64_t row) {
+        write_greedy([&, source = sampled(0)](int64_t row) {
             write_inputs(head, source(row), row, exact);
             write_inputs(screen, source(row), row, rounded);
             norms[row] = norms_of<As>(screen, row, exact, rounded);
         });
 
         float *most = step_.most.as<float>(), *least = step_.least.as<float>();
-        const KeepMost keep{&model_.screen, norms, most, rows, {own_best(step_.best)}};
-        linear(team_, member_, screen, rounded, rows, keep, kv_ahead_);
-        end(Phase::kHead);
+        multiply_greedy(screen, rounded, KeepMost{&model_.screen, norms, most, rows, {own_best(step_.best)}});
 
         Best* best = own_best(step_.exact_best);
         for (int64_t row = team_.claim_one(); row < rows; row = team_.claim_one()) {
@@ -272,7 +306,7 @@ template <class T> class StepWalk {
     }
     auto sampled(int64_t first) const {
         return [=](int64_t row) {
-            const float* x = residual_ + step_.sample_place(first + row) * model_.hidden;
+            const float* x = residual_ + step_.row_at(first + row) * model_.hidden;
             return Normalised(x, model_.norm, model_.hidden, model_.norm_eps);
         };
     }
@@ -395,7 +429,6 @@ inline void step(Step& step, Team& team, int worker) {
             Walk(step, team, worker, step.shares[0]).layers();
         } else {
             Walk(step, *step.alone[size_t(worker)], worker, step.shares[size_t(worker)]).layers();
-            team.barrier();
         }
         Walk(step, team, worker, step.shares[0]).choose();
     });

@@ -46,18 +46,6 @@ Activations InputRows::shaped(Format format, int64_t size, int64_t first) const 
             scales_.as<float>() + groups, offsets_.as<int32_t>() + groups};
 }
 
-StepWork::StepWork(const int32_t* work)
-    : rows(work[0]), requests(work[1]), samples(work[2]), greedy(work[3]), pages(work[4]), adapted(work[5]) {
-    token_ids = work + 6;
-    query_start = token_ids + rows;
-    context_len = query_start + requests + 1;
-    evicted = context_len + requests;
-    page_count = evicted + requests;
-    page_ids = page_count + requests;
-    sample_rows = page_ids + pages;
-    adapters = sample_rows + samples;
-}
-
 Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t most_rows)
     : model(model), layers(layers, layers + model.layers), threads(threads),
       best_stride(round_up(most_rows, kLine / kBestBytes)) {
@@ -73,6 +61,7 @@ Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t
     best = Memory(threads * best_stride * kBestBytes);
     sampling_ = Memory(threads * SamplingScratch::bytes(model.head.outputs));
     inputs = InputRows(most_rows, widest);
+    head_inputs = InputRows(most_rows, model.hidden);
     rounded = InputRows(most_rows, model.hidden);
     most = Memory(most_rows * model.head.tiles() * int64_t(sizeof(float)));
     least = Memory(most_rows * int64_t(sizeof(float)));
@@ -103,6 +92,7 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
     kv = arena;
     tokens = chosen;
     sampling = rows;
+    shares_used = divide() ? threads : 1;
     most_pages_ = 0;
     for (int64_t r = 0; r < work.requests; r++) most_pages_ = std::max<int64_t>(most_pages_, work.page_count[r]);
     positions_.resize(size_t(work.rows));
@@ -118,53 +108,31 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
     }
     adapter_of_row.clear();
     for (int64_t r = 0; r < work.adapted; r++) {
-        adapter_of_row.insert(adapter_of_row.end(), size_t(work.query_start[r + 1] - work.query_start[r]), work.adapters[r]);
+        adapter_of_row.insert(adapter_of_row.end(), size_t(work.rows_of(r)), work.adapters[r]);
     }
-    shares_used = divide() ? threads : 1;
-    sample_place_.resize(size_t(work.samples));
+    sample_row_.resize(size_t(work.samples));
+    order_.clear();
     for (int i = 0; i < shares_used; i++) {
         if (shares_used == 1) {
             fill(shares[0], 0, work.requests, threads);
         } else {
-            fill(shares[size_t(i)], i == 0 ? 0 : ends_[size_t(i - 1)], ends_[size_t(i)], 1);
+            fill(shares[size_t(i)], deal_.first(i), deal_.first(i + 1), 1);
         }
     }
+    for (int64_t s = work.greedy; s < work.samples; s++) order_.push_back(s);
 }
 
-// Each worker's requests, so that all take about as long: whether that is worth it.
+// Whether each worker computes requests of its own; then `work` has them in that order.
 bool Step::divide() {
-    const int64_t requests = work.requests;
     if (threads == 1 || work.rows < kShareRows * threads) return false;
-    // A row's products, and reading a token's keys and values, in bytes that could be read meanwhile.
-    constexpr double kOpsPerByte = 8;
     const StepLayer& layer = layers.front();
-    double row_cost = 0;
+    double row_ops = 0;
     for (const Weights* weights : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-        row_cost += 2.0 * double(weights->outputs * weights->inputs) / kOpsPerByte;
+        row_ops += 2.0 * double(weights->outputs * weights->inputs);
     }
-    const double token_cost = double(model.layer_bytes) / double(model.heads.page_tokens);
-    auto cost = [&](int64_t r) {
-        return double(work.query_start[r + 1] - work.query_start[r]) * row_cost + work.context_len[r] * token_cost;
-    };
-    double total = 0, largest = 0;
-    for (int64_t r = 0; r < requests; r++) total += cost(r);
-    ends_.clear();
-    double sum = 0, before = 0;
-    for (int64_t r = 0; r < requests; r++) {
-        const double next = sum + cost(r), target = total * double(ends_.size() + 1) / threads;
-        if (next >= target && int(ends_.size()) + 1 < threads) {
-            const bool with = next - target <= target - sum;
-            ends_.push_back(with ? r + 1 : r);
-            const double end = with ? next : sum;
-            largest = std::max(largest, end - before);
-            before = end;
-        }
-        sum = next;
-    }
-    while (int(ends_.size()) < threads) ends_.push_back(requests);
-    largest = std::max(largest, total - before);
-    constexpr double kMostUneven = 1.05;
-    return largest * threads <= total * kMostUneven;
+    if (!deal_.make(work, model, row_ops, threads)) return false;
+    work = deal_.work();
+    return true;
 }
 
 void Step::fill(StepShare& share, int64_t first, int64_t end, int workers) {
@@ -194,8 +162,14 @@ void Step::fill(StepShare& share, int64_t first, int64_t end, int workers) {
         const int32_t row = work.sample_rows[s];
         if (!is_mine(row)) continue;
         const auto place = std::lower_bound(share.kept.begin(), share.kept.end(), row) - share.kept.begin();
-        sample_place_[size_t(s)] = share.begin + place;
+        sample_row_[size_t(s)] = share.begin + place;
     }
+    share.greedy.begin = int64_t(order_.size());
+    for (int64_t s = 0; s < work.greedy; s++) {
+        if (is_mine(work.sample_rows[s])) order_.push_back(s);
+    }
+    share.greedy.end = int64_t(order_.size());
+    share.ready_before = share.ready.value();
 }
 
 } // namespace headrace

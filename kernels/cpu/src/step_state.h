@@ -3,7 +3,7 @@
 
 #include "attention_plan.h"
 #include "sampling_types.h"
-#include "step_types.h"
+#include "step_work.h"
 #include "team.h"
 
 #include <chrono>
@@ -49,21 +49,6 @@ class InputRows {
     Memory values_, scales_, offsets_;
 };
 
-// One step's work as it crosses the ABI: one array of int32, of which the first six say how long the others are.
-//
-//   rows requests samples greedy pages adapted | token_ids[rows] query_start[requests + 1] context_len[requests]
-//   evicted[requests] page_count[requests] page_ids[pages] sample_rows[samples] adapters[adapted]
-//
-// The first `greedy` samples only need their greatest logit. A request's positions are those in its context, and so many
-// more as were evicted from it. `adapted` is 0, or the number of requests: the adapter of each, counted from 1, or 0 for
-// none.
-struct StepWork {
-    int64_t rows = 0, requests = 0, samples = 0, greedy = 0, pages = 0, adapted = 0;
-    const int32_t *token_ids, *query_start, *context_len, *evicted, *page_count, *page_ids, *sample_rows, *adapters;
-    StepWork() = default;
-    explicit StepWork(const int32_t* work);
-};
-
 // Rows of a step that are computed together: all of them, or those of one worker's requests.
 struct StepShare {
     int64_t begin = 0, end = 0;  // rows of the step
@@ -71,6 +56,9 @@ struct StepShare {
     AttentionPlan plan;
     std::vector<int64_t> pages;  // where in the arena they begin, those that attention reads, each once
     std::vector<int32_t> kept;   // the rows that are sampled, each once, in ascending order
+    Range greedy{};              // places of its greedy samples
+    Gate ready;                  // advances when their inputs of the head are written, if each worker has a share
+    uint32_t ready_before = 0;   // its value before this step
 };
 
 class Step {
@@ -100,8 +88,10 @@ class Step {
     // Of greedy rows that go through a screen: [tiles][rows] the most that a logit can be, [rows] a logit that is certain,
     // [threads][best_stride] what workers have seen of exact logits, and likewise how great the rows' inputs are.
     Memory most, least, exact_best, norms;
-    // Where a sample's row stands after the last attention, when the rows that aren't sampled have gone.
-    int64_t sample_place(int64_t sample) const { return sample_place_[size_t(sample)]; }
+    // Samples stand share by share, the greedy ones first: the one at a place, and where its row stands after the last
+    // attention, when the rows that aren't sampled have gone.
+    int64_t sample_at(int64_t place) const { return order_[size_t(place)]; }
+    int64_t row_at(int64_t place) const { return sample_row_[size_t(order_[size_t(place)])]; }
     // What sampling keeps for each worker.
     void* sampling_memory(int worker) const {
         return sampling_.as<uint8_t>() + worker * SamplingScratch::bytes(model.head.outputs);
@@ -112,7 +102,8 @@ class Step {
     float* low(int64_t first) const { return low_.as<float>() + first * most_low_; }
     float* own_low(int worker) const { return own_low_.as<float>() + worker * kOwnRows * most_low_; }
     float* wide_row(int worker) const { return wide_rows_.as<float>() + worker * widest_; }
-    InputRows inputs, rounded; // as the weights want them, and as the screen does
+    InputRows inputs;                 // of layers, as the weights want them
+    InputRows head_inputs, rounded;   // of greedy samples, as the head wants them and as its screen does
     std::vector<InputRows> own_inputs, own_rounded; // of each worker
 
     // Seconds of worker 0 in each phase since they were last read, if anybody wants to know.
@@ -128,8 +119,8 @@ class Step {
     int64_t most_pages_ = 0; // of one request
     std::vector<int32_t> positions_;
     std::vector<int64_t> page_offset_;
-    std::vector<int64_t> ends_; // of each worker's requests
-    std::vector<int64_t> sample_place_;
+    Deal deal_;
+    std::vector<int64_t> sample_row_, order_;
 };
 
 // Counts the time of phases, on one worker.
