@@ -24,6 +24,7 @@ def page(data: Data) -> str:
         ("stall", _stall),
         ("online", _online),
         ("sweep", _sweep),
+        ("kv", _kv),
         ("naive", report_jobs.naive),
         ("noop", report_jobs.noop),
         ("cancel", report_jobs.cancel),
@@ -229,6 +230,38 @@ def _sweep(part: Data) -> list[str]:
     ]
     head = ("requests", "tokens of context", "tokens a page", "ms a step", "tokens/s", "of the limit")
     return ["## A decode step of Headrace, bf16", "", *table(head, rows), "", limits_line(part)]
+
+
+def _kv(part: Data) -> list[str]:
+    rows = [
+        [
+            side["title"],
+            f"{middle(side, 'kept'):.0%}",
+            f"{middle(side, 'perplexity'):.2f}",
+            f"{middle(side, 'agreement'):.1%}",
+            f"{middle(side, 'logprob_error'):.3f}",
+            f"{middle(side, 'needles'):.0%}",
+        ]
+        for side in part["sides"].values()
+    ]
+    head = (
+        "keys and values",
+        "tokens held at most",
+        "perplexity",
+        "greedy agreement",
+        "logprob error",
+        "needles found",
+    )
+    return [
+        "## Keys and values at half size and below",
+        "",
+        f"{part['tokens']} tokens of a fixed text, and {part['needles']} texts of {part['needle_tokens']} tokens with a"
+        " number in them, at evenly spaced depths, that has to be said again at their end. Everything is computed in"
+        " float32: what differs from the full KV is what the KV has lost. An error is the mean of the absolute"
+        " difference. What is held at most is a share of these texts' tokens.",
+        "",
+        *table(head, rows),
+    ]
 
 
 def _settings(parts: Data) -> list[str]:

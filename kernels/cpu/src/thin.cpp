@@ -7,14 +7,25 @@
 namespace headrace {
 namespace {
 
+// Component 2i of B tokens into one row and 2i + 1 into the next, from words of both.
+inline void widen(const uint16_t* words, int64_t tokens, float* to) {
+    for (int64_t t = 0; t < tokens; t++) {
+        uint32_t both;
+        std::memcpy(&both, words + 2 * t, sizeof both);
+        to[t] = same_bits<float>(both << 16);
+        to[tokens + t] = same_bits<float>(both & 0xffff0000u);
+    }
+}
+inline void widen(const float* words, int64_t tokens, float* to) { std::memcpy(to, words, size_t(tokens) * sizeof(float)); }
+
 // One head of one layer. Tokens are taken a page at a time, as floats [head_size][page_tokens].
 template <class Element> class HeadThinning {
     static constexpr int64_t kPerWord = int64_t(4 / sizeof(Element));
 
   public:
     HeadThinning(const HeadShape& heads, const ThinWork& work, uint8_t* layer, int64_t head)
-        : heads_(heads), work_(work), layer_(layer), head_(head), page_(size_t(heads.head_elements())),
-          scores_(size_t(pages() * heads.page_tokens)) {}
+        : heads_(heads), work_(work), layer_(layer), head_(head), keys_(size_t(pages() * heads.head_elements())),
+          inverse_(size_t(pages() * heads.page_tokens)), scores_(inverse_.size()) {}
 
     void run() {
         sum_units();
@@ -30,28 +41,24 @@ template <class Element> class HeadThinning {
     }
     Element* values(int64_t page) const { return keys(page) + heads_.kv_heads * heads_.head_elements(); }
 
-    static float widen(uint16_t a) { return widen_bf16(a); }
-    static float widen(float a) { return a; }
+    float* read_keys(int64_t page) { return keys_.data() + page * heads_.head_elements(); }
 
-    // A page's keys into page_, zeros behind the last token: what stands there may be no number.
+    // A page's keys as floats, zeros behind the last token: what stands there may be no number.
     void read(int64_t page) {
         const int64_t size = heads_.head_size, tokens = heads_.page_tokens;
-        const int64_t there = std::min(tokens, work_.tokens - page * tokens);
         const Element* from = keys(page);
-        for (int64_t d = 0; d < size; d++) {
-            const Element* row = from + d / kPerWord * tokens * kPerWord + d % kPerWord;
-            float* to = page_.data() + d * tokens;
-            for (int64_t t = 0; t < there; t++) to[t] = widen(row[t * kPerWord]);
-            for (int64_t t = there; t < tokens; t++) to[t] = 0;
-        }
+        float* to = read_keys(page);
+        for (int64_t d = 0; d < size; d += kPerWord) widen(from + d * tokens, tokens, to + d * tokens);
+        const int64_t there = work_.tokens - page * tokens;
+        if (there >= tokens) return;
+        for (int64_t d = 0; d < size; d++) std::fill(to + d * tokens + there, to + (d + 1) * tokens, 0.0f);
     }
 
     // One over each key's length; 0 for a key of zeros.
-    void invert_lengths(float* inverse) const {
+    void invert_lengths(const float* keys, float* inverse) const {
         const int64_t tokens = heads_.page_tokens;
-        for (int64_t t = 0; t < tokens; t++) inverse[t] = 0;
         for (int64_t d = 0; d < heads_.head_size; d++) {
-            const float* row = page_.data() + d * tokens;
+            const float* row = keys + d * tokens;
             for (int64_t t = 0; t < tokens; t++) inverse[t] += row[t] * row[t];
         }
         for (int64_t t = 0; t < tokens; t++) inverse[t] = inverse[t] > 0 ? 1 / std::sqrt(inverse[t]) : 0.0f;
@@ -60,14 +67,16 @@ template <class Element> class HeadThinning {
     // The sum of all keys at length 1, in the order of their tokens. Its own length changes no order of scores.
     void sum_units() {
         const int64_t size = heads_.head_size, tokens = heads_.page_tokens;
-        std::vector<float> lanes(page_.size(), 0.0f), inverse(static_cast<size_t>(tokens));
+        std::vector<float> lanes(size_t(heads_.head_elements()), 0.0f);
         for (int64_t page = 0; page < pages(); page++) {
             read(page);
-            invert_lengths(inverse.data());
+            const float* keys = read_keys(page);
+            float* inverse = inverse_.data() + page * tokens;
+            invert_lengths(keys, inverse);
             for (int64_t d = 0; d < size; d++) {
-                const float* row = page_.data() + d * tokens;
+                const float* row = keys + d * tokens;
                 float* sums = lanes.data() + d * tokens;
-                for (int64_t t = 0; t < tokens; t++) sums[t] += row[t] * inverse[size_t(t)];
+                for (int64_t t = 0; t < tokens; t++) sums[t] += row[t] * inverse[t];
             }
         }
         anchor_.assign(size_t(size), 0.0f);
@@ -78,18 +87,15 @@ template <class Element> class HeadThinning {
 
     void score() {
         const int64_t tokens = heads_.page_tokens;
-        std::vector<float> inverse(static_cast<size_t>(tokens));
         for (int64_t page = 0; page < pages(); page++) {
-            read(page);
-            invert_lengths(inverse.data());
+            const float* inverse = inverse_.data() + page * tokens;
             float* scores = scores_.data() + page * tokens;
-            for (int64_t t = 0; t < tokens; t++) scores[t] = 0;
             for (int64_t d = 0; d < heads_.head_size; d++) {
-                const float* row = page_.data() + d * tokens;
+                const float* row = read_keys(page) + d * tokens;
                 for (int64_t t = 0; t < tokens; t++) scores[t] -= row[t] * anchor_[size_t(d)];
             }
             for (int64_t t = 0; t < tokens; t++) {
-                const float score = scores[t] * inverse[size_t(t)];
+                const float score = scores[t] * inverse[t];
                 scores[t] = score == score ? score : -std::numeric_limits<float>::infinity(); // NaNs have no order
             }
         }
@@ -128,9 +134,10 @@ template <class Element> class HeadThinning {
     const ThinWork& work_;
     uint8_t* layer_;
     const int64_t head_;
-    std::vector<float> page_;
-    std::vector<float> anchor_;
-    std::vector<float> scores_; // of all tokens
+    std::vector<float> keys_;    // [pages][head_size][page_tokens]
+    std::vector<float> inverse_; // [pages][page_tokens]
+    std::vector<float> scores_;  // likewise
+    std::vector<float> anchor_;  // [head_size]
 };
 
 } // namespace

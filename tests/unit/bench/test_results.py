@@ -98,6 +98,17 @@ def test_the_page_names_what_was_missed_and_the_share_of_the_limits(tmp_path: Pa
     assert "`vllm-bf16`" in text
 
 
+def test_what_a_smaller_kv_costs_is_on_the_page(tmp_path: Path) -> None:
+    sample = {"perplexity": 17.05, "agreement": 0.97, "logprob_error": 0.021, "needles": 0.75, "kept": 0.4}
+    part = Part(
+        {"needles": 20, "needle_tokens": 1000, "tokens": 2211}, {"kv-half": SideResult("half", FACTS, [sample])}
+    )
+    Results(tmp_path).record("kv", part)
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "| half | 40% | 17.05 | 97.0% | 0.021 | 75% |" in text
+    assert "2211 tokens of a fixed text, and 20 texts of 1000 tokens" in text
+
+
 @pytest.mark.parametrize("ratio", RATIOS, ids=lambda ratio: ratio.key)
 def test_every_ratio_can_be_shown(ratio: Any, tmp_path: Path) -> None:
     sample = {

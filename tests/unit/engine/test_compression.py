@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.compression import KVCompression
@@ -135,6 +135,43 @@ def test_who_makes_way_comes_back_with_what_it_had(swap_space_bytes: int) -> Non
         assert bench.tokens[str(number)] == expected(text(number, 60 + 9 * number), 120)
     assert sum(output.metrics.preemptions for output in bench.outputs.values()) > 0
     assert (bench.engine.stats().swaps > 0) == (swap_space_bytes > 0)
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 120), st.integers(1, 60), st.integers(0, 30), st.integers(0, 2)), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    compression=st.builds(
+        KVCompression, st.sampled_from([0.1, 0.25, 0.5, 0.9]), sink_tokens=st.integers(0, 9),
+        window_tokens=st.integers(2, 50),
+    ),
+    requests=REQUESTS,
+    budget=st.sampled_from([5, 16, 1024]),
+    pages=st.integers(48, 90),
+    swap_space_bytes=st.sampled_from([0, 2**20]),
+)  # fmt: skip
+def test_any_history_gives_every_request_its_own(
+    compression: KVCompression,
+    requests: list[tuple[int, int, int, int]],
+    budget: int,
+    pages: int,
+    swap_space_bytes: int,
+) -> None:
+    """Requests of all lengths and ranks come and make way; the bench checks every page after every step."""
+    bench = thin_bench(
+        pages, compression, max_seq_len=180, max_num_batched_tokens=budget, swap_space_bytes=swap_space_bytes
+    )
+    for step in range(31):
+        for number, (length, max_tokens, arrives, priority) in enumerate(requests):
+            if arrives == step:
+                bench.add(str(number), text(number, length), max_tokens=max_tokens, priority=priority)
+        bench.step()
+    bench.run()
+    for number, (length, max_tokens, _, _) in enumerate(requests):
+        assert bench.tokens[str(number)] == expected(text(number, length), max_tokens)
 
 
 def test_one_that_waits_to_be_thinned_may_make_way() -> None:

@@ -21,7 +21,7 @@ def thinned(batch: Ragged, r: int, tokens: Tensor) -> None:
     index = tokens[..., None].expand(-1, -1, batch.size)
     batch.keys[r] = batch.keys[r].take_along_dim(index, 0)
     batch.values[r] = batch.values[r].take_along_dim(index, 0)
-    batch.requests[r] = 1, len(tokens)
+    batch.requests = [*batch.requests[:r], (1, len(tokens)), *batch.requests[r + 1 :]]
 
 
 def test_the_ends_stay_and_the_most_distinct_of_the_middle() -> None:

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 SUITES = {
     "their own tests": [str(HERE / "interpreted")],
     "the tests of every implementation": [
-        str(HERE.parent / name) for name in ("test_operations.py", "test_attention.py")
+        str(HERE.parent / name) for name in ("test_operations.py", "test_attention.py", "test_thinning.py")
     ],
 }
 TOO_MANY = "not mixed_batch"

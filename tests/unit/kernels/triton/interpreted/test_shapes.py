@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.kv import KVLayout
+from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention
 from kernels.quantised import GREATEST, SCALE_BYTES
+from kernels.thinning import chosen
 from kernels.triton import configs
 from kernels.triton.attention import split_tokens
 from kernels.triton.checks import interpreter
 from kernels.triton.checks.sanitizer import sanitized
 from kernels.triton.kernels import TritonKernels
 from tests.unit.kernels.test_attention import Ragged, attend, written
+from tests.unit.kernels.test_thinning import thinned
 
 interpreter.install()
 
@@ -80,6 +82,20 @@ def test_attention_equals_the_formula_on_what_the_pages_hold(
     torch.testing.assert_close(got.double(), batch.expected(batch.plain), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     if kv_dtype in GREATEST:
         assert (got.double() - exact).norm() / exact.norm() < (0.02 if kv_dtype == INT8 else 0.06)
+
+
+@pytest.mark.parametrize("kv_dtype", [INT8, FP8], ids=str)
+def test_a_context_is_thinned_with_its_scales(kv_dtype: torch.dtype) -> None:
+    kernels, batch = TritonKernels("sm_90", kv_dtype), batch_of((4, 2, 64, 16, FP32, kv_dtype))
+    storage = torch.full((2 * batch.layout.extent_bytes,), 0xFF, dtype=torch.uint8)
+    batch.keys, batch.values = ([as_stored(x, kv_dtype) for x in part] for part in (batch.keys, batch.values))
+    work = Thinning(batch.tables[1], tokens=300, kept=141, first=4, last=64)
+    with sanitized():
+        kv = written(kernels, batch, storage=storage)
+        kernels.thin(kernels.kv_views(storage, batch.layout, FP32), batch.layout, work)
+        thinned(batch, 1, chosen(batch.keys[1], work))
+        got = attend(kernels, batch, kv, batch.plain)
+    torch.testing.assert_close(got.double(), batch.expected(batch.plain), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_100", "gfx942"])
