@@ -102,7 +102,8 @@ def rows(part: Data) -> list[str]:
             f"A table is read from end to end by: {', '.join(sorted(scanned))}."
             if scanned
             else "Nothing reads a table from end to end without an index."
-        ),
+        )
+        + f" The machine's load was {part['load']:.0f}: on a quiet one (about 1) all of it is faster.",
         "",
         *table(("", *sides), rows),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ def measure_rows(rows: int, postgres_url: str | None, say: Callable[[str], None]
             say(f"  {name}: {rows} jobs in {time.perf_counter() - began_s:.0f} s")
             part.sides[name] = timed(ledger, name, say)
             ledger.close()
+    part.facts["load"] = os.getloadavg()[1]
     return part
 
 
