@@ -96,6 +96,16 @@ def test_a_worker_takes_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.invoke(app, ["worker", "--adapter", "sql"]).exit_code == 2
 
 
+def test_a_worker_takes_the_settings_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[bool | str, bool]] = []
+    monkeypatch.setattr(
+        "worker.main.run_worker", lambda given, _: found.append((given.model.overlap, given.model.enforce_eager))
+    )
+    for options in ([], ["--overlap"], ["--no-overlap", "--enforce-eager"]):
+        assert runner.invoke(app, ["worker", "--model", "fake", *options]).exit_code == 0
+    assert found == [("auto", False), (True, False), (False, True)]
+
+
 def test_a_demo_that_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = runner.invoke(app, ["demo", "--model", "nope"])

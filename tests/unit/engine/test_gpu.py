@@ -11,6 +11,7 @@ import torch
 
 from bench.endurance.random_model import write_random_model
 from engine.batch import Batch
+from engine.compression import KVCompression
 from engine.config import EngineConfig
 from engine.decode_graphs import MOST_CONTEXT_TOKENS, sizes_up_to
 from engine.engine import Engine
@@ -20,7 +21,9 @@ from engine.pipeline import Pipeline
 from engine.recording import Held, HostRecorder, Recording, StaleRecording, Work
 from engine.request import EngineRequest, FinishReason, SamplingParams
 from engine.runner import TorchModel
-from kernels.sampling import Sampled
+from kernels.sampling import Sampled, SamplingBatch
+from tests.unit.engine.model.random_adapters import save_random_adapter
+from tests.unit.engine.model.random_models import save_random_model
 
 
 class CountingRecorder:
@@ -139,8 +142,6 @@ def test_batches_go_to_the_smallest_recording_that_has_room() -> None:
 
 
 def decode_batch(model: GpuModel, requests: int, context: int = 3, **changes: Any) -> Batch:
-    from kernels.sampling import SamplingBatch
-
     ones, zeros = (1.0,) * requests, (0,) * requests
     sampling = SamplingBatch((0.0,) * requests, zeros, ones, (0.0,) * requests, zeros, zeros, ((),) * requests)
     given: dict[str, Any] = {
@@ -297,3 +298,41 @@ def test_an_answer_can_be_waited_for_twice(recorded: GpuModel) -> None:
     assert isinstance(step.wait(), Sampled)
     assert step.wait() == step.wait()
     assert torch.is_inference_mode_enabled() is False
+
+
+def test_requests_with_adapters_get_theirs_beside_recorded_steps(tmp_path: Path) -> None:
+    base, path = save_random_model(tmp_path, "Llama")
+    save_random_adapter(tmp_path / "one", base, rank=3, seed=2)
+    config = EngineConfig(
+        str(path), cache=tmp_path, dtype="float32", device="cpu", max_seq_len=128, max_num_seqs=6,
+        kv_cache_bytes=2**23, warm_up=False, adapters={"one": tmp_path / "one"},
+    )  # fmt: skip
+    recorder = CountingRecorder()
+    said = []
+    for model in (TorchModel.load(config), GpuModel.load(config, recorder=recorder)):
+        engine = Engine(model, config)
+        for n in range(4):
+            params = SamplingParams(max_tokens=8 + 6 * (n % 2), temperature=0.0, ignore_eos=True)
+            engine.add(EngineRequest(str(n), params, (5, 6, 7 + n), adapter=None if n % 2 else "one"))
+        outputs: dict[str, tuple[int, ...]] = {}
+        while engine.has_work:
+            outputs.update({output.request_id: output.token_ids for output in engine.step().finished})
+            engine.check()
+        engine.close()
+        said.append(outputs)
+    assert said[0] == said[1]
+    assert said[0]["0"] != said[0]["1"][:8]
+    assert recorder.replayed > 0, "once those with an adapter have ended, the others are replayed"
+
+
+def test_thinned_requests_are_replayed_too(config: dict[str, Any]) -> None:
+    config |= {"kv_compression": KVCompression(ratio=0.5, window_tokens=16), "max_num_batched_tokens": 64}
+    requests: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 1}] * 2
+    plain = engine_of(TorchModel.load(EngineConfig(**config)), config)
+    expected = answers(plain, requests, output=60)
+    plain.close()
+    recorder = CountingRecorder()
+    engine = engine_of(GpuModel.load(EngineConfig(**config), recorder=recorder), config)
+    assert answers(engine, requests, output=60) == expected
+    assert recorder.replayed > 30
+    engine.close()

@@ -21,6 +21,7 @@ from engine.launching import Launched, LaunchingModel, ThreadedModel, launching
 from engine.model import load_model
 from engine.request import EngineRequest, FinishReason, SamplingParams
 from engine.runner import TorchModel
+from engine.thread import EngineThread
 from kernels.sampling import Sampled
 from tests.unit.engine.bench import ENDLESS, PAGE_BYTES, Bench, expected, scripted
 from tests.unit.kernels.isas import needs_library
@@ -288,3 +289,34 @@ def test_a_real_model_says_the_same(load: str, guesses: int, tmp_path: Path) -> 
         engine.close()
         said.append(outputs)
     assert said[0] == said[1]
+
+
+def test_the_engines_thread_leaves_no_device_behind() -> None:
+    """Requests run, are dropped while they run, and the thread that was the device ends with the engine's own."""
+    finished: dict[str, Any] = {}
+    told = threading.Semaphore(0)
+
+    class Listener:
+        def on_admitted(self, request_id: str, admitted_s: float) -> None:
+            pass
+
+        def on_tokens(self, deltas: Any) -> None:
+            pass
+
+        def on_finished(self, outputs: Any) -> None:
+            finished.update({output.request_id: output for output in outputs})
+            told.release(len(outputs))
+
+    others = {thread for thread in threading.enumerate() if thread.name.startswith("model-device")}
+    host = EngineThread(FakeModel(step_s=0.002), EngineConfig("fake", overlap=True), Listener())
+    host.start()
+    for name, tokens in (("ends", 20), ("is dropped", 100_000)):
+        host.submit(EngineRequest(name, SamplingParams(max_tokens=tokens, temperature=0.0), "ab"))
+    assert told.acquire(timeout=60)
+    host.abort("is dropped")
+    assert told.acquire(timeout=60)
+    host.stop()
+    assert finished["ends"].token_ids == expected("ab", 20)
+    assert finished["is dropped"].finish_reason is FinishReason.ABORT
+    left = {thread for thread in threading.enumerate() if thread.name.startswith("model-device")}
+    assert left <= others
