@@ -17,7 +17,7 @@ COPY . .
 RUN pip install -c constraints.txt ./client .
 
 FROM python:${PYTHON_VERSION}-slim
-# The CPU kernels are compiled on a worker's first start and kept in the cache volume.
+# The CPU kernels came compiled with the installation; g++ is for custom operations on a CPU.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ libgomp1 \
     && rm -rf /var/lib/apt/lists/* \

@@ -71,7 +71,7 @@ async def _caller(
     if key is None:
         raise revoked()
     if not key.allows(Scope(scope) for scope in needed.scopes):
-        message = f"this API key lacks the scope {' and '.join(repr(scope) for scope in needed.scopes)}"
+        message = f"this API key lacks the scope {' and '.join(needed.scopes)}"
         raise Forbidden(message, type="permission_error", code="missing_scope", status=403)
     response.headers.update(await door.rates.request(key))
     return Caller(key)

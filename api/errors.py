@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from headrace.contract import ErrorBody
+from headrace.contract import ErrorBody, Job
 from headrace.errors import ApiError, Conflict, NotFound, TooManyRequests, Unauthorized, Unavailable
 from headrace.validation import bad_request, invalid
 from pydantic import BaseModel
@@ -62,6 +62,12 @@ def unknown_job(job_id: str) -> NotFound:
     return NotFound(
         f"there is no job {job_id!r}", type="invalid_request_error", param="id", code="job_not_found", status=404
     )
+
+
+def no_dead_letter(job: Job) -> NotFound:
+    why = f", with {job.error.code}" if job.error else ""
+    message = f"job {job.id!r} is no dead letter: it is {job.status}{why}"
+    return NotFound(message, type="invalid_request_error", param="id", code="not_a_dead_letter", status=404)
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:

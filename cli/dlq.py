@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.jobs import Json, Url, connected, print_each, readable
-from cli.output import Exit, Failure, err, out, print_json
+from cli.jobs import Json, Url, connected, each, readable, report
+from cli.output import Exit, Failure, out, print_json
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -97,7 +97,7 @@ def replay(
     """
     with connected(url) as client:
         chosen = _chosen(client, jobs, every, model, tenant, older_than)
-        print_each(_each(chosen, client.replay), as_json)
+        _report(chosen, client.replay, as_json)
 
 
 @app.command("purge")
@@ -119,7 +119,7 @@ def purge(
         chosen = _chosen(client, jobs, every, model, tenant, older_than)
         if chosen and not yes and not typer.confirm(f"delete {len(chosen)} dead letters for good?", err=True):
             raise typer.Exit(Exit.FAILED)
-        print_each(_each(chosen, client.purge), as_json)
+        _report(chosen, client.purge, as_json)
 
 
 def _chosen(
@@ -139,17 +139,8 @@ def _chosen(
     return [job.id for job in client.dead_letters(model=model, tenant=tenant, older_than_s=older_than)]
 
 
-def _each(jobs: list[str], act: Callable[[str], Job]) -> list[Job]:
-    """Do it to each; one that is no dead letter any more keeps no other from it."""
-    from headrace import Conflict, NotFound
-
-    done, failed = [], 0
-    for job in jobs:
-        try:
-            done.append(act(job))
-        except (NotFound, Conflict) as error:
-            err.print(f"{job}: {error.message}", soft_wrap=True)
-            failed += 1
-    if failed and not done:
-        raise typer.Exit(Exit.FAILED)
-    return done
+def _report(chosen: list[str], act: Callable[[str], Job], as_json: bool) -> None:
+    if not chosen and not as_json:
+        out.print("no dead letters")
+        return
+    report(*each(chosen, act), as_json)

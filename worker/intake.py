@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.contract import JobId, JobRequest, Name, Reason, new_job_id
+from headrace.validation import bad_request
 from pydantic import TypeAdapter, ValidationError
 
 from ledger.contract import Claim
@@ -40,7 +41,7 @@ def read_claim(task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], mod
     try:
         request = JobRequest.model_validate(dict(kwargs))
     except ValidationError as exc:
-        raise Malformed(Reason.INVALID_REQUEST, describe(exc), asked_model(kwargs)) from None
+        raise Malformed(Reason.INVALID_REQUEST, _described(exc, kwargs), asked_model(kwargs)) from None
     if request.model != model:
         raise Malformed(Reason.MODEL_NOT_FOUND, f"model {request.model!r} is not on this queue", request.model)
     if not is_job_id(task_id):
@@ -69,12 +70,10 @@ def rejected_id(task_id: object) -> str:
     return str(task_id) if is_job_id(task_id) else new_job_id()
 
 
-def describe(exc: ValidationError) -> str:
-    """What is wrong with a request, without any of what was in it."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in error['loc']) or 'request'}: {error['msg']}"
-        for error in exc.errors(include_url=False, include_context=False, include_input=False)[:5]
-    )
+def _described(error: ValidationError, kwargs: Mapping[str, Any]) -> str:
+    """What is wrong with a request, in the HTTP door's words, without any of what was in it."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return bad_request(found, dict(kwargs)).message
 
 
 def raw_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

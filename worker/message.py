@@ -112,7 +112,7 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
         exception = exc_info.exception
         if isinstance(exception, ExceptionWithTraceback):
-            exception = exception.exc
+            exc_info.exception = exception = exception.exc  # what the event is to show
         if isinstance(exception, HandedBack):
             task_ready(self)
             self.reject(requeue=True)

@@ -132,5 +132,7 @@ def current_slot() -> Slot:
     """The slot of the job whose task body calls this."""
     slot = getattr(getcurrent(), "slot", None)
     if slot is None:
-        raise RuntimeError("headrace tasks run in the engine pool only: start the worker with `-P custom`")
+        raise RuntimeError(
+            "headrace tasks run in the engine pool only: start `celery -A worker.app worker` without `-P`"
+        )
     return cast("Slot", slot)

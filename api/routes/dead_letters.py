@@ -11,7 +11,7 @@ from headrace.validation import invalid
 
 from api.access import Caller, Canceller, Reader, Submitter
 from api.door import Door, TheDoor
-from api.errors import responses, unknown_job
+from api.errors import no_dead_letter, responses, unknown_job
 from api.routes.jobs import find, shown
 from ledger.contract import JobFilter
 
@@ -22,7 +22,7 @@ async def dead(door: Door, caller: Caller, job_id: str) -> Job:
     """The job, if it is a dead letter that the caller may see; raises NotFound."""
     job = await find(door, caller, job_id)
     if job.error is None or job.error.code is not Reason.DEAD_LETTER:
-        raise unknown_job(job_id)
+        raise no_dead_letter(job)
     return job
 
 

@@ -54,7 +54,9 @@ class Producer:
             import celery
             import redis
         except ImportError as error:
-            raise ImportError("headrace.Producer needs Celery and Redis: pip install 'headrace[celery]'") from error
+            raise ImportError(
+                "headrace.Producer needs Celery and Redis: pip install './client[celery]' in Headrace's repository"
+            ) from error
         self._max_queued = max_queued
         self._depths: dict[str, _Depth] = {}
         self._signing_key = os.environ.get("HEADRACE_SIGNING_KEY") if signing_key is None else signing_key

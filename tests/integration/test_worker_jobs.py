@@ -239,9 +239,10 @@ def test_events_tell_the_summary_and_no_prompt(
 
             [success] = eventually(lambda: heard("task-succeeded", done.id))
             [revoked] = eventually(lambda: heard("task-revoked", stopped.id))
-            eventually(lambda: heard("task-failed", refused.id))
+            [failure] = eventually(lambda: heard("task-failed", refused.id))
     assert success["result"].startswith("20 tokens · length · ")
     assert revoked["terminated"] is True
+    assert failure["exception"].startswith("JobFailed('invalid_request: ")
     assert len(heard_of(events, done.id, "task-started")) == 1
     assert heard_of(events, refused.id, "task-received")[0]["kwargs"] == f"job {refused.id}"
     of_the_worker = [event for event in events if event["type"] != "task-sent"]

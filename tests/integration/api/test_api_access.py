@@ -121,6 +121,7 @@ def test_no_route_answers_a_key_that_has_none_of_its_scopes(keys: Keys, method: 
         response = http.request(method, path.replace("{id}", "0"))
     assert response.status_code == 403, response.text
     assert response.json()["error"]["code"] == "missing_scope"
+    assert response.json()["error"]["message"] in {f"this API key lacks the scope {asked.value}" for asked in Scope}
 
 
 @pytest.mark.parametrize(("method", "path"), OF_A_JOB)

@@ -90,8 +90,10 @@ def test_are_purged_for_good(client: Client, letters: list[str]) -> None:
 def test_no_other_job_is_a_dead_letter(client: Client, server: ApiServer) -> None:
     job = client.submit("hello", model="bytes", max_tokens=4)
     for door in (client.dead_letter, client.replay, client.purge):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound, match=f"job '{job.id}' is no dead letter: it is queued") as refused:
             door(job.id)
+        assert refused.value.code == "not_a_dead_letter"
+    assert "is no dead letter: it is queued" in run(server, "show", job.id).stderr
     assert client.get(job).status is JobStatus.QUEUED
     assert httpx.get(f"{server.url}/v1/dead-letters?older_than_s=-1").status_code == 400
 
@@ -110,3 +112,15 @@ def test_the_command_line_lists_shows_replays_and_purges(server: ApiServer, lett
     assert run(server, "purge", "--all", "--yes").exit_code == 0
     assert run(server, "list").stdout == "no dead letters\n"
     assert run(server, "purge", letters[0], "--yes").exit_code == 1
+    for action in ("replay", "purge"):
+        nothing = run(server, action, "--all")
+        assert (nothing.exit_code, nothing.stdout) == (0, "no dead letters\n")
+
+
+def test_one_that_is_not_there_keeps_no_other_from_its_replay(
+    server: ApiServer, letters: list[str], client: Client
+) -> None:
+    done = run(server, "replay", letters[0], "nope", letters[1])
+    assert done.exit_code == 1
+    assert "nope: there is no job 'nope'" in done.stderr
+    assert all(client.get(letter).status is JobStatus.QUEUED for letter in letters)

@@ -51,4 +51,4 @@ def test_producer_without_celery_says_what_to_install(python: str) -> None:
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, timeout=30)
-    assert "pip install 'headrace[celery]'" in done.stdout
+    assert "pip install './client[celery]'" in done.stdout

@@ -119,7 +119,7 @@ def test_health_checks_ask_for_routes_that_exist(services: dict[str, Any]) -> No
     from flower.urls import handlers
 
     assert any(isinstance(route, tuple) and route[0] == "/healthcheck" for route in handlers)
-    assert urls("worker") == [(Settings().worker.metrics_port, "/metrics")]
+    assert urls("worker") == [(Settings().worker.metrics_port, "/livez")]
 
 
 def test_published_ports_are_those_that_the_commands_listen_on(services: dict[str, Any]) -> None:

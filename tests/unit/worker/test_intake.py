@@ -29,10 +29,10 @@ def test_a_whole_request_is_a_job_under_the_tasks_id() -> None:
     ("task_id", "args", "kwargs", "reason", "text"),
     [
         (ID, ["hi"], {}, Reason.INVALID_REQUEST, "keyword arguments only"),
-        (ID, [], {}, Reason.INVALID_REQUEST, "model: Field required"),
+        (ID, [], {}, Reason.INVALID_REQUEST, "model: field required"),
         (ID, [], {"job_id": 5}, Reason.INVALID_REQUEST, "job_id: not a valid"),
         (ID, [], {"job_id": "a/b"}, Reason.INVALID_REQUEST, "job_id: not a valid"),
-        (ID, [], {"job_id": ID, "prompt": "hi"}, Reason.INVALID_REQUEST, "job_id: Extra inputs"),
+        (ID, [], {"job_id": ID, "prompt": "hi"}, Reason.INVALID_REQUEST, "job_id: unknown field"),
         (ID, [], {"model": "fake", "prompt": "hi", "top_p": "s3cret"}, Reason.INVALID_REQUEST, "top_p: "),
         (ID, [], {"model": "other", "prompt": "hi"}, Reason.MODEL_NOT_FOUND, "'other' is not on this queue"),
         ("a b", [], {"model": "fake", "prompt": "hi"}, Reason.INVALID_REQUEST, "the task's id"),
