@@ -25,7 +25,7 @@ def upgrade(revision: Annotated[str, typer.Argument(help="Where to go.")] = "hea
     _print_current(url)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a revision
 def downgrade(
     revision: Annotated[str, typer.Argument(help="Where to go: a revision, -1, or base.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
@@ -34,6 +34,7 @@ def downgrade(
     from ledger import migrate
 
     url = _url()
+    migrate.check(revision)
     if not yes:
         typer.confirm(f"Go back to {revision}? What newer revisions have added is lost.", abort=True)
     migrate.downgrade(url, revision)

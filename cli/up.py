@@ -16,13 +16,20 @@ from cli.params import Adapters, named_paths
 
 
 def up(
-    home: Annotated[Path | None, typer.Option(help="Where the instance keeps its data.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A catalogue name, a Hugging Face directory, a GGUF file, or `fake`.")
+    home: Annotated[
+        Path | None, typer.Option(help="Where the instance keeps its data; by default HEADRACE_HOME.")
     ] = None,
-    api_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the API; 0 takes a free one.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A catalogue name, a Hugging Face directory, a GGUF file, or `fake`; by default smollm2-135m."
+        ),
+    ] = None,
+    api_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the API, by default 8000; 0 takes a free one.")
+    ] = None,
     flower_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of Flower; 0 takes a free one.")
+        int | None, typer.Option(min=0, max=65535, help="Port of Flower, by default 5555; 0 takes a free one.")
     ] = None,
     broker_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the embedded broker; 0 takes a free one.")

@@ -56,7 +56,9 @@ class Preparation:
             raise RequestRefused("invalid_request", "this model makes embeddings and no text", "prompt")
         if request.embeds and self._info.pooling is None:
             raise RequestRefused(
-                "invalid_request", "this model is served without embeddings: start it with embeddings=true", "prompt"
+                "invalid_request",
+                "this model is served without embeddings: start its workers with HEADRACE_MODEL__EMBEDDINGS=true",
+                "prompt",
             )
         if request.embeds and (params.max_tokens, params.n, params.prompt_logprobs) != (0, 1, None):
             raise RequestRefused("invalid_request", "an embedding has no output, so max_tokens must be 0", "max_tokens")

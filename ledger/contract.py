@@ -21,6 +21,10 @@ class LedgerUnavailable(RuntimeError):
     """The database can't be reached now. Nothing was written; the call may be repeated."""
 
 
+class LedgerMissing(LedgerUnavailable):
+    """The database has no tables yet."""
+
+
 class IdempotencyConflict(ValueError):
     """The idempotency key was used before with another body."""
 

@@ -22,7 +22,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from ledger.contract import LedgerUnavailable
+from ledger.contract import LedgerMissing, LedgerUnavailable
 
 T = TypeVar("T")
 
@@ -151,6 +151,9 @@ class Database:
     def __repr__(self) -> str:
         return f"Database({shown(self.url)!r})"
 
+    def __str__(self) -> str:
+        return shown(self.url)
+
     def read(self, work: Callable[[Connection], T]) -> T:
         return self._run(self._reader, work)
 
@@ -175,7 +178,7 @@ class Database:
                 raise LedgerUnavailable(f"{self}: no connection came free: {error}") from error
             except DBAPIError as error:
                 if missing_schema(error):
-                    raise LedgerUnavailable(f"{self} has no tables yet: migrate it first") from error
+                    raise LedgerMissing(f"{self} has no tables yet: migrate it first") from error
                 if not transient(error):
                     raise
                 if time.monotonic() + pause_s > give_up_s:

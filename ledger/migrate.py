@@ -5,7 +5,9 @@ Processes may upgrade at the same time: the first one does it, in one transactio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 
@@ -13,6 +15,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import text
 from sqlalchemy.engine import Connection
 
@@ -24,14 +27,27 @@ VERSION_TABLE = "headrace_alembic_version"
 """A name of our own: the database may be shared with an application that has its own migrations."""
 
 
+class UnknownRevision(ValueError):
+    """There is no such revision to go to."""
+
+
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database up to `revision`; SQLite's file is made if it is missing."""
-    _migrate(url, lambda config: command.upgrade(config, revision))
+    with _naming(revision):
+        _migrate(url, lambda config: command.upgrade(config, revision))
 
 
 def downgrade(url: str, revision: str) -> None:
     """Take the database back to `revision` (`base` drops every table)."""
-    _migrate(url, lambda config: command.downgrade(config, revision))
+    with _naming(revision):
+        _migrate(url, lambda config: command.downgrade(config, revision))
+
+
+def check(revision: str) -> None:
+    """Raise UnknownRevision unless a database can be taken to `revision`; how far a step leads only it can say."""
+    if re.fullmatch(r"[+-]\d+", revision) is None:
+        with _naming(revision):
+            ScriptDirectory.from_config(_config()).get_revisions(revision)
 
 
 def current(url: str) -> str | None:
@@ -55,6 +71,14 @@ def head() -> str:
     if found is None:
         raise RuntimeError("the package `migrations` holds no migration")
     return found
+
+
+@contextmanager
+def _naming(revision: str) -> Iterator[None]:
+    try:
+        yield
+    except CommandError as error:
+        raise UnknownRevision(f"there is no revision {revision!r}: {error}") from None
 
 
 def _config() -> Config:

@@ -7,6 +7,7 @@ Precedence: command line, environment (`HEADRACE_...`, nested with `__`), `headr
 from __future__ import annotations
 
 import os
+import re
 from functools import cached_property, lru_cache
 from importlib.resources.abc import Traversable
 from ipaddress import ip_address
@@ -103,6 +104,13 @@ class ModelSettings(BaseModel):
     """Shares of the tokens when several tenants wait; 1 for those not named."""
     memory_margin: float = Field(0.2, ge=0, lt=1)
     """Share of the memory left after the weights that admission keeps free."""
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
+            raise ValueError(f"{device!r} is no device that serves: name auto, cpu, cuda or cuda:N")
+        return device
 
     @cached_property
     def name(self) -> str:

@@ -37,6 +37,7 @@ from headrace.wire import (
 from kombu.transport import redis as transport
 
 from ledger.transport import broker_now_s
+from settings import get_settings
 from worker import fetch
 from worker.envelope import JobMessage, read
 
@@ -337,7 +338,8 @@ class LeaseStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
                 pipe.zrem(channel.unacked_index_key, *settled)
                 pipe.hdel(channel.unacked_key, *settled)
             if not pool.leaving:
-                seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat()})
+                signed = bool(get_settings().accepted_secrets)
+                seen = json.dumps({"model": pool.services.model, "at": utc_now().isoformat(), "signed": signed})
                 pipe.set(worker_key(c.hostname), seen, ex=WORKER_KEY_TTL_S)
             queue = queue_name(pool.services.model)
             for step in channel.priority_steps:

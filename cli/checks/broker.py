@@ -31,7 +31,7 @@ def check_broker(settings: Settings) -> list[Finding]:
         return [broker.fail(f"the broker's URL: {error}", "correct HEADRACE_REDIS_URL (or REDIS_URL)")]
     try:
         with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3, decode_responses=True) as client:
-            return list(_findings(client, url))
+            return list(_findings(client, url, signs=settings.signing_secret is not None))
     except (redis.RedisError, ValueError) as error:
         return [
             broker.fail(
@@ -41,7 +41,7 @@ def check_broker(settings: Settings) -> list[Finding]:
         ]
 
 
-def _findings(client: redis.Redis, url: str) -> Iterator[Finding]:
+def _findings(client: redis.Redis, url: str, signs: bool) -> Iterator[Finding]:
     sent_s = time.time()
     seconds, microseconds = client.time()
     offset_s = seconds + microseconds / 1e6 - (sent_s + time.time()) / 2
@@ -61,7 +61,9 @@ def _findings(client: redis.Redis, url: str) -> Iterator[Finding]:
     yield _unrenewed(client)
     yield from _visibility(url)
     yield _workers(client)
-    yield from _unserved(client)
+    seen = _announced(client)
+    yield from _signatures(seen, signs)
+    yield from _unserved(client, {str(worker.get("model")) for worker in seen.values()})
 
 
 def _encryption(url: str) -> Iterator[Finding]:
@@ -172,10 +174,31 @@ def _workers(client: redis.Redis) -> Finding:
     return broker.warn("no worker consumes", "start one: `headrace worker`")
 
 
-def _unserved(client: redis.Redis) -> Iterator[Finding]:
+def _announced(client: redis.Redis) -> dict[str, dict[str, Any]]:
+    """What each worker that consumes says of itself."""
+    values = {key: client.get(key) for key in client.scan_iter(WORKER_KEY_PREFIX + "*")}
+    return {key.removeprefix(WORKER_KEY_PREFIX): json.loads(value) for key, value in sorted(values.items()) if value}
+
+
+def _signatures(seen: dict[str, dict[str, Any]], signs: bool) -> Iterator[Finding]:
+    """Workers that refuse what is sent with these settings, or run what anybody sends."""
+    asking = [name for name, worker in seen.items() if worker.get("signed")]
+    trusting = [name for name in seen if name not in asking]
+    if asking and not signs:
+        yield broker.warn(
+            f"{', '.join(asking)} refuses messages that aren't signed, and these settings have no key: an API that is "
+            "started with them sends messages that are refused, and their jobs stay queued",
+            "set HEADRACE_SIGNING_KEY to the same for every process",
+        )
+    if trusting and signs:
+        yield broker.warn(
+            f"{', '.join(trusting)} runs messages that aren't signed, although these settings have a key",
+            "set HEADRACE_SIGNING_KEY to the same for every process",
+        )
+
+
+def _unserved(client: redis.Redis, served: set[str]) -> Iterator[Finding]:
     """Messages on queues that nobody reads: a producer's typing error, or a worker that is missing."""
-    values = [client.get(key) for key in client.scan_iter(WORKER_KEY_PREFIX + "*")]
-    served = {json.loads(value).get("model") for value in values if value}
     waiting: Counter[str] = Counter()
     for key in client.scan_iter(QUEUE_PREFIX + "*", _type="list"):
         waiting[key.removeprefix(QUEUE_PREFIX).partition("\x06\x16")[0]] += client.llen(key)

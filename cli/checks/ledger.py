@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from headrace.contract import JobStatus
 from headrace.urls import masked
@@ -30,6 +31,9 @@ def check_ledger(settings: Settings) -> list[Finding]:
         url = ledger_url(settings)
     except Failure as failure:
         return [ledger.fail(failure.message, failure.hint or "")]
+    file = parse(url)
+    if file.get_backend_name() == "sqlite" and not Path(str(file.database)).exists():  # connecting would make it
+        return [ledger.fail(f"there is no database at {masked(url)} yet", "run `headrace db upgrade`")]
     try:
         return list(_findings(url))
     except (LedgerUnavailable, SQLAlchemyError) as error:

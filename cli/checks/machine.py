@@ -8,12 +8,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import kernels
 from cli.checks.finding import Finding, Reporter
+from cli.config import strays
 from cli.instance import running
 from cli.ports import is_free
 from kernels import NameClash, ensure_ours
+from kernels.cpu.library import Unavailable, available
 from settings import Settings
 
 machine = Reporter("machine")
@@ -25,6 +31,8 @@ def check_machine(settings: Settings) -> list[Finding]:
         machine.ok(f"Python {sys.version.split()[0]}"),
         _name_clash(),
         _compiler(),
+        _library(),
+        *(machine.warn(stray.message, stray.advice) for stray in strays()),
         _gpu(),
         *_environment(),
         *_limits(),
@@ -45,13 +53,31 @@ def _compiler() -> Finding:
     path = shutil.which(compiler)
     if path is None:
         return machine.warn(
-            f"no C++ compiler (`{compiler}`): CPU kernels can't be built here",
+            f"no C++ compiler (`{compiler}`): the CPU library can't be built here",
             "install one: apt-get install g++, or set CXX",
         )
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
     if answer.returncode != 0:
         return machine.fail(f"`{path} --version` fails", "repair the compiler, or set CXX")
     return machine.ok(f"compiler: {answer.stdout.splitlines()[0] if answer.stdout else path}")
+
+
+def _library() -> Finding:
+    """Whether models on a CPU run on the compiled library."""
+    try:
+        return machine.ok(f"CPU library: {available()[0]}")
+    except Unavailable as why:
+        return machine.warn(
+            f"on a CPU torch serves, several times slower: {why}", f"with a compiler at hand: {_rebuild()}"
+        )
+
+
+def _rebuild() -> str:
+    """The command that compiles the library where this installation came from."""
+    root = Path(kernels.__file__).parents[1]
+    if (root / "setup.py").exists():
+        return f"{sys.executable} -m pip install --no-deps -e {root}"
+    return f"{sys.executable} -m pip install --no-deps --force-reinstall PATH, the checkout's"
 
 
 def _gpu() -> Finding:
@@ -65,7 +91,7 @@ def _gpu() -> Finding:
             f"there is an NVIDIA driver here, but PyTorch {torch.__version__} sees no GPU",
             "install the CUDA build of PyTorch that fits the driver; look at CUDA_VISIBLE_DEVICES",
         )
-    return machine.ok(f"PyTorch {torch.__version__}, no GPU: the CPU kernels serve")
+    return machine.ok(f"PyTorch {torch.__version__}, no GPU")
 
 
 def _environment() -> Iterator[Finding]:
@@ -96,11 +122,28 @@ def _ports(settings: Settings) -> Iterator[Finding]:
     if running(settings.home) is not None:
         yield machine.ok(f"`headrace up` runs in {settings.home}")
         return
-    wanted = {"API": settings.api.port, "Flower": settings.flower_port, "metrics": settings.worker.metrics_port}
-    for name, port in wanted.items():
+    wanted = {
+        "API": (settings.api.port, "/healthz"),
+        "Flower": (settings.flower_port, "/healthcheck"),
+        "metrics": (settings.worker.metrics_port, "/livez"),
+    }
+    for name, (port, path) in wanted.items():
         if port == 0 or is_free(port):
             yield machine.ok(f"port {port} ({name}) is free")
+        elif _serves(port, path):
+            yield machine.ok(f"port {port} ({name}) has its service: {path} answers")
         else:
             yield machine.warn(
                 f"port {port} ({name}) is taken", "`headrace up` would take a free one; a service alone would fail"
             )
+
+
+def _serves(port: int, path: str) -> bool:
+    """Whether what listens there is ours: a stranger knows no such path. A worker may answer 503."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+            return int(answer.status) == 200
+    except HTTPError as error:
+        return error.code == 503 and error.headers.get_content_type() == "application/json"
+    except (OSError, HTTPException):
+        return False

@@ -71,3 +71,13 @@ def test_prune_says_what_it_would_remove_and_removes_it(url: str) -> None:
     assert ledger.get(job.id) is None
     assert ledger.get(kept.id) is not None
     ledger.close()
+
+
+@pytest.mark.parametrize("arguments", [["upgrade", "nope"], ["downgrade", "nope"], ["downgrade", "-99", "--yes"]])
+def test_a_revision_that_is_none_is_told_before_anything_is_asked(url: str, arguments: list[str]) -> None:
+    migrate.upgrade(url)
+    result = runner.invoke(app, ["db", *arguments])
+    assert result.exit_code == 2, result.output
+    assert f"there is no revision '{arguments[1]}'" in result.stderr
+    assert "Go back" not in result.output
+    assert migrate.current(url) == migrate.head()

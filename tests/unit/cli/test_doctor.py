@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -232,3 +234,57 @@ def test_a_database_elsewhere_without_tls_is_warned_of(url: str, warned: bool) -
     from cli.checks import ledger
 
     assert [finding.level.value for finding in ledger._encryption(url)] == ["warn"] * warned
+
+
+def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    file = tmp_path / "home" / "headrace.sqlite3"
+    (finding,) = check_ledger(Settings(database_url=f"sqlite:///{file}"))
+    assert (finding.level, finding.advice) == (Level.FAIL, "run `headrace db upgrade`")
+    assert not file.parent.exists()
+
+
+def test_a_missing_cpu_library_is_a_warning_with_the_command_that_builds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.cpu import library
+
+    for cached in (library.available, library._open):
+        cached.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "headrace_cpu.so")
+    warned = find(check_machine(Settings()), "torch serves")
+    assert warned.level is Level.WARN
+    assert "-m pip install --no-deps -e " in (warned.advice or "")
+
+
+def test_a_port_of_our_own_service_is_well() -> None:
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/healthz" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        port = server.server_port
+        findings = check_machine(Settings(api={"port": port}, flower_port=port))
+        server.shutdown()
+        thread.join()
+    assert find(findings, f"port {port} (API) has its service").level is Level.OK
+    assert find(findings, f"port {port} (Flower) is taken").level is Level.WARN
+
+
+@pytest.mark.parametrize(
+    ("signed", "key", "told"), [(True, None, "aren't signed, and"), (False, "k" * 16, "although"), (True, "k" * 16, "")]
+)
+def test_a_key_that_the_workers_do_not_share_is_a_warning(
+    broker_url: str, signed: bool, key: str | None, told: str
+) -> None:
+    with redis.Redis.from_url(broker_url) as client:
+        client.set(worker_key("w@here"), json.dumps({"model": "m", "signed": signed}))
+    findings = check_broker(Settings(redis_url=broker_url, signing_key=key))
+    warned = [finding for finding in findings if "signed" in finding.message]
+    assert [finding.level for finding in warned] == [Level.WARN] * bool(told)
+    assert all(told in finding.message for finding in warned)

@@ -137,3 +137,15 @@ def test_when_keys_are_asked_for(host: str, auth: str, needed: bool) -> None:
     from settings import ApiSettings
 
     assert ApiSettings.model_validate({"host": host, "auth": auth}).needs_keys is needed
+
+
+def test_a_database_without_tables_is_told_how_to_get_them(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", database_url)
+    get_settings.cache_clear()
+    done = runner.invoke(app, ["keys", "create"])
+    assert done.exit_code == 1
+    assert "hint:  run `headrace db upgrade`" in done.stderr
+    assert "Database(" not in done.stderr

@@ -289,3 +289,35 @@ def test_flower_without_a_broker_says_so() -> None:
     result = runner.invoke(app, ["flower"])
     assert result.exit_code == Exit.FAILED
     assert "HEADRACE_REDIS_URL" in result.stderr
+
+
+def test_a_variable_that_is_no_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_API_PORT", "9000")
+    monkeypatch.setenv("HEADRACE_API_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HEADRACE_MODEL__TENANT_WEIGHTS__SHOP", "2")
+    told = runner.invoke(app, ["config"]).stderr
+    assert told == "HEADRACE_API_PORT is no setting and is ignored: did you mean HEADRACE_API__PORT?\n"
+
+
+def test_a_settings_file_with_wrong_names_is_told_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "headrace.yaml").write_text("model: smollm2-135m\napi:\n  prot: 3\nport: 3\nzzz: 1\n")
+    result = runner.invoke(app, ["config"])
+    assert result.exit_code == Exit.USAGE
+    assert "model: this is a section; you may mean `model: {model_path: ...}`" in result.stderr
+    assert "api.prot: no such setting; did you mean api.port?" in result.stderr
+    assert "; port: no such setting; did you mean api.port?" in result.stderr
+    assert "zzz: no such setting" in result.stderr
+
+
+def test_a_device_that_nothing_serves_is_a_wrong_setting() -> None:
+    result = runner.invoke(app, ["worker", "--model", "fake", "--device", "tpu"])
+    assert result.exit_code == Exit.USAGE
+    assert "model.device" in result.stderr
+    assert "name auto, cpu, cuda or cuda:N" in result.stderr
+
+
+def test_config_for_a_program_has_one_line_for_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_DATABASE_URL", "postgresql://database.example.org/" + "x" * 80)
+    lines = runner.invoke(app, ["config"]).stdout.splitlines()
+    assert all(line.startswith("HEADRACE_") for line in lines)
+    assert any(line.split()[:2] == ["HEADRACE_MODEL__TENSOR_PARALLEL_SIZE", "1"] for line in lines)

@@ -126,7 +126,7 @@ class TestRefusals:
         bench = make_bench()
         bench.model.info = replace(bench.model.info, pooling=None)
         engine = Engine(bench.model, bench.engine._config)
-        with pytest.raises(RequestRefused, match="start it with embeddings=true"):
+        with pytest.raises(RequestRefused, match="HEADRACE_MODEL__EMBEDDINGS=true"):
             engine.add(EngineRequest("x", SamplingParams(max_tokens=0), (97,), embeds=True))
 
     def test_a_model_that_makes_nothing_else(self) -> None:
