@@ -4,11 +4,15 @@ VENV   ?= .venv
 TOKENS ?= 10000000
 BIN    := $(VENV)/bin
 SANITIZERS := run-sanitize-address run-sanitize-thread
+LIBRARY := kernels/cpu/headrace_cpu.so
+COMPILER := $(shell command -v $(CXX))
+# A library that couldn't be built when Headrace was installed is built as soon as there is a compiler.
+UNBUILT := $(if $(wildcard $(LIBRARY)),,$(if $(COMPILER),unbuilt))
 INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test faults soak quick check gpu-check-offline audit lint-fix bench-peers bench long-run sanitize $(SANITIZERS) redis-server
+.PHONY: unbuilt help demo install test faults soak quick check gpu-check-offline audit lint-fix bench-peers bench long-run sanitize $(SANITIZERS) redis-server
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +93,9 @@ build/thread/%.o: %.cpp $(NATIVE_HEADERS)
 	@mkdir -p $(@D)
 	$(SANITIZED) -fsanitize=thread -c $< -o $@
 
+unbuilt:
+	@echo "Building the CPU library, which isn't there: $(LIBRARY)"
+
 redis-server:
 	@command -v redis-server >/dev/null || { \
 	  echo "make test needs redis-server: install it with 'apt-get install redis-server' (or 'brew install redis')." >&2; \
@@ -102,13 +109,14 @@ $(BIN)/python:
 	@echo "Making $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.served: $(INPUTS) | $(BIN)/python
+$(VENV)/.served: $(INPUTS) $(UNBUILT) | $(BIN)/python
 	@command -v nvidia-smi >/dev/null || echo "No NVIDIA GPU here; README.md, 'Without a GPU', says how to get the small build of PyTorch."
+	$(if $(COMPILER),,@echo "No C++ compiler ($(CXX)) here: on a CPU torch will serve, several times slower. Install g++, and make builds the library.")
 	@echo "Installing the pinned dependencies (a few minutes the first time)"
 	@$(INSTALL) -e '.[embedded]'
 	@touch $@
 
-$(VENV)/.tested: $(INPUTS) | $(BIN)/python
+$(VENV)/.tested: $(INPUTS) $(UNBUILT) | $(BIN)/python
 	@echo "Installing the pinned dependencies and the test tools (a few minutes the first time)"
 	@$(INSTALL) -e '.[embedded,dev]'
 	@touch $@ $(VENV)/.served

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated: before the imports below
+    if find_spec("triton") is None:
+        parser.exit(1, "Triton isn't installed: `make install` brings it\n")
     from bench.parts import gpu_engine, gpu_kernels
     from bench.parts.gpu_report import machine, table
 

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 from engine import LLM, SamplingParams
-from kernels.custom import CustomOp
+from kernels.custom import CustomOp, NoCompiler
 
 VOCABULARY = 256
 
@@ -94,8 +94,11 @@ def main() -> int:
     options = parser.parse_args()
     logging.basicConfig(format="%(levelname)s: %(message)s")
     warnings.simplefilter("ignore")
-    op = CustomOp(Path(__file__).with_name("my_gelu.cu"))
-    show_op(op)
+    try:
+        op = CustomOp(Path(__file__).with_name("my_gelu.cu"))
+        show_op(op)
+    except NoCompiler as error:
+        parser.exit(1, f"{error}; install g++, or name a compiler in CXX\n")
     if options.model is not None:
         return 0 if generate(options.model, op, options.prompt) else 1
     with tempfile.TemporaryDirectory() as directory:

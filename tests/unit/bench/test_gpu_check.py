@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import gpu_check
 from bench.parts.gpu_report import Line, table
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +38,16 @@ def test_it_runs_interpreted(tmp_path: Path) -> None:
     ):
         assert expected in done.stdout
     assert "WRONG" not in done.stdout
+
+
+def test_without_triton_it_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as left:
+        gpu_check.main([])
+    assert left.value.code == 1
+    assert "make install" in capsys.readouterr().err
 
 
 def test_a_wrong_kernel_stands_out() -> None:

@@ -73,3 +73,18 @@ def test_what_it_runs_with_python_exists() -> None:
 
 def test_ci_runs_the_tests() -> None:
     assert "exec make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_a_library_that_is_not_there_is_built_as_soon_as_there_is_a_compiler(tmp_path: Path) -> None:
+    for stamp in (".served", ".tested"):
+        (tmp_path / stamp).touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    library = tmp_path / "headrace_cpu.so"
+    given = ("--dry-run", "demo", "install", f"VENV={tmp_path}", f"LIBRARY={library}", "INPUTS=")
+    built = make(*given, "CXX=sh").stdout
+    assert "Building the CPU library" in built
+    assert "pip install" in built
+    assert "pip install" not in make(*given, "CXX=no-such-compiler").stdout
+    library.touch()
+    assert "pip install" not in make(*given, "CXX=sh").stdout

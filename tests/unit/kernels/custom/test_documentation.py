@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -49,3 +50,14 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert built_in is not None
     assert custom is not None
     assert built_in[1] == custom[1]
+
+
+def test_the_example_says_what_it_needs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "custom_gelu.py")],
+        cwd=tmp_path, env={**os.environ, "CXX": "no-such-compiler"}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "install g++" in done.stderr
+    assert "Traceback" not in done.stderr
