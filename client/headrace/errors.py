@@ -135,4 +135,4 @@ class JobTimeout(HeadraceError, TimeoutError):
 
     def __str__(self) -> str:
         seen = f" (it is {self.job.status})" if self.job else ""
-        return f"job {self.job_id} had not ended after {self.timeout_s:.3g} s{seen}"
+        return f"job {self.job_id} had not ended after {round(self.timeout_s, 1):g} s{seen}"

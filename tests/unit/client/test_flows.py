@@ -7,7 +7,7 @@ import httpx
 import pytest
 from headrace import flows
 from headrace.contract import JobRequest
-from headrace.errors import BadRequest, Conflict, NotFound, TooManyRequests, Unavailable
+from headrace.errors import BadRequest, Conflict, JobTimeout, NotFound, TooManyRequests, Unavailable
 from headrace.flows import error_of
 from headrace.waits import Backoff, Deadline
 
@@ -106,3 +106,8 @@ def test_the_error_tells_how_long_to_wait_and_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(error_of(answer)))
     assert isinstance(error, TooManyRequests)
     assert error.retry_after_s == 7
+
+
+@pytest.mark.parametrize(("timeout_s", "told"), [(0.968207, "1 s"), (12.34, "12.3 s"), (3600.0, "3600 s"), (0, "0 s")])
+def test_a_timeout_is_told_in_round_seconds(timeout_s: float, told: str) -> None:
+    assert str(JobTimeout("j", timeout_s)) == f"job j had not ended after {told}"
