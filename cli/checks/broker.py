@@ -153,9 +153,15 @@ def _visibility(url: str) -> Iterator[Finding]:
     app = Celery(set_as_current=False)
     app.conf.update(celery_config(url))
     try:
-        answers = app.control.inspect(timeout=INSPECT_TIMEOUT_S).conf() or {}
+        replies = app.control.broadcast("conf", reply=True, timeout=INSPECT_TIMEOUT_S) or []
     finally:
         app.close()
+    for name, count in sorted(Counter(name for reply in replies for name in reply).items()):
+        if count > 1:
+            yield broker.fail(
+                f"{count} workers are called {name}", "give each a `--name` of its own: it is what they are known by"
+            )
+    answers = {name: conf for reply in replies for name, conf in reply.items()}
     for name, conf in sorted(answers.items()):
         theirs = (conf.get("broker_transport_options") or {}).get("visibility_timeout", 3600)
         if theirs == VISIBILITY_TIMEOUT_S:

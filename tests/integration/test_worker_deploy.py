@@ -9,6 +9,9 @@ from collections.abc import Callable
 import pytest
 from headrace.contract import JobStatus
 
+from cli.checks.broker import check_broker
+from cli.checks.finding import Level
+from settings import Settings
 from tests.workers import WorkerProcess, Workplace, eventually
 
 pytestmark = pytest.mark.slow
@@ -42,3 +45,16 @@ def test_a_worker_answers_whether_it_works(workplace: Workplace, start_worker: C
     workplace.ended(workplace.submit(max_tokens=5).id)
     with urllib.request.urlopen(worker.metrics_url.replace("/metrics", "/livez"), timeout=5) as answer:
         assert json.load(answer) == {"status": "ok", "problem": None}
+
+
+def test_the_doctor_finds_two_workers_of_one_name(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    for name in ("twin", "twin", "other"):
+        start_worker(name)
+    found = [
+        finding for finding in check_broker(Settings(redis_url=workplace.broker_url)) if "called" in finding.message
+    ]
+    assert [(finding.level, finding.message.partition("@")[0]) for finding in found] == [
+        (Level.FAIL, "2 workers are called twin")
+    ]
