@@ -28,7 +28,7 @@ KNOWN = {
     "Sampling": ["vLLM 51226", "vLLM 17524", "vLLM 1623", "vLLM 5404", "common", "vllm-metal 69", "vLLM 9453"],
     "Cache, scheduling, lifetime": ["nano-vllm 211", "nano-vllm 233", "vLLM 49449", "vLLM 5543", "vLLM 30931",
                                     "vLLM 42125", "vLLM 16832", "vLLM 5952", "SGLang 1674", "vLLM 10774", "vLLM 41951",
-                                    "vLLM 40004", "LMCache 3688"],
+                                    "vLLM 40004", "LMCache 3688", "vLLM 6145", "vLLM 34643"],
     "Jobs": ["llm-d-async 404", "celery 5935, kombu 337", "celery 4354, celery 3802, kombu 1836", "celery 10302",
              "celery 10490, celery 8147", "OpenTranscribe 823", "celery 9844", "cog 2229",
              "celery 9082, worker-vllm 29", "llm-d-async 391", "BentoML 5694", "runpod-python 250", "kaapi 723",
