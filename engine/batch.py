@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -236,6 +237,8 @@ def check_sampled(sampled: Sampled, batch: Batch, vocab_size: int) -> None:
         told = sampled.logprobs or []
         if len(told) != rows or any(count >= 0 and one is None for count, one in zip(asked, told, strict=True)):
             raise RuntimeError("the model returned no logprobs for a row that reports them")
+        if any(one is not None and math.isnan(one.logprob) for one in told):
+            raise RuntimeError("the model's logits are no numbers")
 
 
 def _slots(pages: list[Page], start: int, end: int, page_size: int) -> Iterator[int]:

@@ -110,7 +110,8 @@ class Preparation:
     ) -> TokenSequence:
         params = request.params
         max_len = len(tokens) + most_tokens(len(tokens), params.max_tokens, max_seq_len)
-        root = None if self._config.kv_compression.touches(max_len - 1) else self._root(request)
+        thinned = self._config.kv_compression.touches(max(len(tokens), max_len - 1))
+        root = None if thinned else self._root(request)
         sequence = TokenSequence(
             id=f"0:{request.id}",
             tokens=tokens,

@@ -133,10 +133,15 @@ class Residence:
         self.asleep = True
 
     def wake(self) -> None:
-        """Have the same weights and as much KV memory again."""
+        """Have the same weights and as much KV memory again. Raises and stays asleep if they can't be had."""
         self._model.wake()
-        self.storage = self.swap.storage = self._allocate(self.pool.total, self.pool.extents.buddy.units)
-        self._model.record()
+        try:
+            self.storage = self.swap.storage = self._allocate(self.pool.total, self.pool.extents.buddy.units)
+            self._model.record()
+        except BaseException:
+            self._model.release_kv()
+            self._model.sleep()
+            raise
         self.asleep = False
 
     def check(self) -> None:

@@ -141,7 +141,8 @@ class _Pairs:
             found = _TENSOR.fullmatch(name)
             if found is None:
                 raise UnsupportedAdapter(f"{self._file.path} holds {name}, which is no part of a pair lora_A, lora_B")
-            sides.setdefault(found["module"], {})[found["side"]] = name
+            if (other := sides.setdefault(found["module"], {}).setdefault(found["side"], name)) != name:
+                raise UnsupportedAdapter(f"{self._file.path} holds both {other} and {name}: which one is meant?")
         return sides
 
     def _of_module(self, module: str, shrink: StoredTensor, expand: StoredTensor) -> Iterator[tuple[str, LowRank]]:
@@ -160,6 +161,9 @@ class _Pairs:
         if not all(np.isfinite(tensor.float32()).all() for tensor in (shrink, expand)):
             raise UnsupportedAdapter(f"the pair of {module} holds values that are no numbers")
         first, scale = 0, self._config.scale(module, rank)
+        with np.errstate(over="ignore"):
+            if not np.isfinite(expand.float32() * np.float32(scale)).all():
+                raise UnsupportedAdapter(f"the pair of {module} is scaled by {scale:g}, which its values don't stand")
         for name in matrices:
             end = first + self._shapes[name][0]
             yield name, LowRank(shrink, expand.some_rows(slice(first, end)), scale)

@@ -97,7 +97,7 @@ def _read(fields: Mapping[str, Any]) -> PeftConfig:
     if unread:
         raise ValueError(f"alpha_pattern has the regular expression {unread[0]!r}; only ends of names are read")
     rank = fields.get("r", 8)
-    if not isinstance(rank, int) or rank < 1:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"the rank r is {rank!r}")
     return PeftConfig(
         rank=None if fields.get("rank_pattern") else rank,

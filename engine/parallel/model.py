@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -51,6 +52,8 @@ class ParallelModel:
         self._on_cpu = own.info.device == "cpu"
         self._used_bytes: list[int] = []
         """Of each rank when it was last asked."""
+        self._numbers = count()
+        """Of what is saved; no storage begins again, because what is saved outlives it."""
         self._forgotten: list[int] = []
         self._turn = threading.Lock()
         """Memory may be asked for while a step runs."""
@@ -121,9 +124,8 @@ class ParallelModel:
         def own() -> KVStorage:
             return self._own.allocate_kv(layout, units, most_units)
 
-        return ParallelStorage(
-            self._everywhere(own, "allocate_kv", layout, units, most_units), self._everywhere, self._forgotten
-        )
+        storage = self._everywhere(own, "allocate_kv", layout, units, most_units)
+        return ParallelStorage(storage, self._everywhere, self._numbers, self._forgotten)
 
     def record(self) -> None:
         """No rank records its steps: what they exchange would have to be recorded by all at once."""

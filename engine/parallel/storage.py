@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from engine.memory import Move
@@ -39,14 +38,14 @@ class Saved:
 class ParallelStorage:
     """`engine.memory.storage.KVStorage`."""
 
-    def __init__(self, own: KVStorage, everywhere: Everywhere, forgotten: list[int]) -> None:
-        """`forgotten` takes the numbers of what the other ranks needn't keep any more."""
+    def __init__(self, own: KVStorage, everywhere: Everywhere, numbers: Iterator[int], forgotten: list[int]) -> None:
+        """What is saved gets one of `numbers`; `forgotten` takes those that the other ranks needn't keep any more."""
         self.layout = own.layout
         self.units = own.units
         self._own = own
         self._everywhere = everywhere
         self._forgotten = forgotten
-        self._numbers = count()
+        self._numbers = numbers
 
     def copy_pages(self, moves: Sequence[Move]) -> None:
         if moves:

@@ -138,8 +138,9 @@ class Chosen:
         self._tops: list[int] = rows.structs["top_logprobs"].tolist()
         self.most_top = max([0, *self._tops])
         self.chosen = np.zeros(count, CHOSEN)
-        self.top_ids = np.empty((count, self.most_top), np.int32)
-        self.top_logprobs = np.empty((count, self.most_top), np.float64)
+        self.top_ids = np.full((count, self.most_top), -1, np.int32)
+        """-1 where a row has no more: logits that are no numbers are no candidates."""
+        self.top_logprobs = np.zeros((count, self.most_top), np.float64)
 
     @property
     def tokens(self) -> list[int]:
@@ -155,9 +156,10 @@ class Chosen:
             if top < 0:
                 reports.append(None)
                 continue
-            likeliest = zip(self.top_ids[row, :top].tolist(), self.top_logprobs[row, :top].tolist(), strict=True)
+            pairs = zip(self.top_ids[row, :top].tolist(), self.top_logprobs[row, :top].tolist(), strict=True)
+            likeliest = tuple(pair for pair in pairs if pair[0] >= 0)
             token, rank, logprob = self.chosen[row].tolist()
-            reports.append(TokenLogprobs(token, logprob, rank, tuple(likeliest)))
+            reports.append(TokenLogprobs(token, logprob, rank, likeliest))
         return reports
 
 

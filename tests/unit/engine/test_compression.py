@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from engine.compression import KVCompression
 from engine.engine import Engine
 from engine.fake import FakeModel
+from engine.pooling import Pooling
+from engine.request import EngineRequest, SamplingParams
 from kernels.kv import Thinning
 from tests.unit.engine.bench import Bench, expected, make_bench
 
@@ -122,6 +125,16 @@ def test_what_may_be_thinned_is_never_shared() -> None:
     assert bench.engine._scheduler.pool.cached == 0
     assert {output.metrics.cached_tokens for output in bench.outputs.values()} == {0}
     assert {tokens for _, tokens in bench.others.values()} == {bench.tokens["first"]} == {expected(text(0, 100), 40)}
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_text_that_is_embedded_is_computed_to_its_last_token(beyond: int) -> None:
+    bench = thin_bench(100)
+    bench.model.info = replace(bench.model.info, pooling=Pooling("last"))
+    engine = Engine(bench.model, bench.engine._config)
+    prompt = text(0, HALF.first_stop + beyond)
+    choices = engine.prepare(EngineRequest("one", SamplingParams(max_tokens=0), prompt, embeds=True), 0.0)
+    assert (choices.generations[0].sequence.root is None) == (beyond == 1)
 
 
 @pytest.mark.parametrize("swap_space_bytes", [0, 2**20], ids=["computed again", "swapped"])

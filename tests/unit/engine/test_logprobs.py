@@ -155,3 +155,18 @@ def test_a_model_that_reports_nothing_fails_the_request(broken: Any) -> None:
         FinishReason.ERROR,
         "RuntimeError: the model returned no logprobs for a row that reports them",
     )
+
+
+def test_logits_that_are_no_numbers_fail_the_request_that_has_them() -> None:
+    class Overflowing(FakeModel):
+        def execute(self, batch: Batch) -> Sampled:
+            told = super().execute(batch)
+            reports = [one and one._replace(logprob=math.nan, top=()) for one in told.logprobs or ()]
+            return told._replace(logprobs=reports or None)
+
+    bench = make_bench(Overflowing())
+    bench.add("reported", "p", logprobs=1)
+    bench.add("plain", "q", max_tokens=3)
+    bench.run()
+    assert bench.outputs["reported"].error == "RuntimeError: the model's logits are no numbers"
+    assert len(bench.outputs["plain"].token_ids) == 3

@@ -154,8 +154,22 @@ class TestSleep:
         bench.engine.wake()
         finished(bench)
 
+    def test_it_sleeps_on_if_there_is_no_memory_for_the_kv(self) -> None:
+        bench = bench_of(40)
+        started(bench)
+        bench.engine.sleep()
+        slept: list[bool] = []
+        bench.model.allocate_kv = _raise  # type: ignore[method-assign]
+        bench.model.sleep = lambda: slept.append(True)  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="no such file"):
+            bench.engine.wake()
+        assert (bench.engine.asleep, slept) == (True, [True])
+        del bench.model.allocate_kv, bench.model.sleep
+        bench.engine.wake()
+        finished(bench)
 
-def _raise() -> None:
+
+def _raise(*_: Any) -> None:
     raise OSError("no such file")
 
 

@@ -153,6 +153,10 @@ def test_nan_and_infinite_logits_choose_some_token(isa: str) -> None:
     assert all(0 <= token < vocab for token in got.tokens)
     assert got.tokens[4] == vocab - 1
     assert got.tokens[5] == alone[0]
+    assert got.logprobs is not None
+    tops = [told.top for told in got.logprobs if told is not None]
+    assert [len(top) for top in tops[1:]] == [5] * 5
+    assert all(0 <= token < vocab for top in tops for token, _ in top), "what isn't a number is no candidate"
 
 
 def one_row(batch: SamplingBatch, row: int) -> SamplingBatch:

@@ -245,6 +245,18 @@ def test_tensors_that_are_no_part_of_a_pair(model: tuple[Any, Path], directory: 
         read(model, directory)
 
 
+def test_one_side_by_two_names_is_refused(model: tuple[Any, Path], directory: Path) -> None:
+    add(directory, f"{Q}.lora_A.default.weight")
+    with pytest.raises(UnsupportedAdapter, match=r"holds both .* which one is meant"):
+        read(model, directory)
+
+
+def test_a_scale_that_leaves_no_numbers_is_refused(model: tuple[Any, Path], directory: Path) -> None:
+    configure(directory, lora_alpha=1e39)
+    with pytest.raises(UnsupportedAdapter, match=r"is scaled by .* which its values don't stand"):
+        read(model, directory)
+
+
 def test_the_same_matrix_by_two_names_is_refused(model: tuple[Any, Path], directory: Path) -> None:
     module = "base_model.model.layers.0.self_attn.q_proj"
     path = directory / "adapter_model.safetensors"

@@ -104,6 +104,20 @@ def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.slow
+def test_what_is_saved_keeps_its_number_through_a_sleep(load: Callable[..., ParallelModel]) -> None:
+    model = load(2, page_size=4)
+    layout = model.kv_layout(4)
+    saved = []
+    for _ in range(2):
+        storage = model.allocate_kv(layout, 1, 1)
+        saved.append(storage.save_pages([0, 1]))
+        model.release_kv()
+    assert saved[0].number != saved[1].number
+    storage = model.allocate_kv(layout, 1, 1)
+    storage.load_pages(saved[0], [2, 3])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
 def test_an_engine_over_two_processes_is_one_over_one(
     config: Callable[..., EngineConfig], load: Callable[..., ParallelModel], overlap: bool
