@@ -207,6 +207,16 @@ class Workplace:
 
         return eventually(probe, within_s, f"job {job_id} ends")
 
+    def answers(self) -> list[str]:
+        """The texts of a few jobs, greedy and seeded ones, which are the same whatever computes them."""
+        jobs = [
+            self.submit(prompt=f"job {n}", max_tokens=60, temperature=0.4 * (n % 2), seed=n, ignore_eos=True)
+            for n in range(4)
+        ]
+        ended = [self.ended(job.id, 40) for job in jobs]
+        assert all(job.result for job in ended), [job.error for job in ended]
+        return [job.result.text for job in ended if job.result]
+
     def running(self, *job_ids: str, within_s: float = 10.0) -> None:
         """Return once all these jobs have produced a token."""
         from headrace.wire import stream_key

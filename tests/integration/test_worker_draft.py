@@ -15,15 +15,6 @@ from tests.workers import WorkerProcess, Workplace
 
 pytestmark = [pytest.mark.slow, needs_library]
 
-JOBS = [{"prompt": f"job {n}", "max_tokens": 60, "temperature": 0.4 * (n % 2), "seed": n} for n in range(4)]
-
-
-def answers(workplace: Workplace) -> list[str]:
-    ids = [workplace.submit(**job, ignore_eos=True).id for job in JOBS]
-    jobs = [workplace.ended(job_id, 40) for job_id in ids]
-    assert all(job.result for job in jobs), [job.error for job in jobs]
-    return [job.result.text for job in jobs if job.result]
-
 
 def test_jobs_get_what_they_would_have_got(
     workplace: Workplace, start_worker: Callable[..., WorkerProcess], tmp_path: Path
@@ -38,10 +29,10 @@ def test_jobs_get_what_they_would_have_got(
         "MODEL__DEVICE": "cpu",
     }
     plain = start_worker("w1", **settings, MODEL__NUM_SPECULATIVE_TOKENS=0)
-    expected = answers(workplace)
+    expected = workplace.answers()
     assert plain.stop() == 0
     drafted = start_worker("w2", **settings, MODEL__SPECULATIVE_MODEL=draft)
-    assert answers(workplace) == expected
+    assert workplace.answers() == expected
     assert workplace.pool_info(drafted)["engine"]["drafted_tokens"] > 0
     workplace.ledger.check()
 

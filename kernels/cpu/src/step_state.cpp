@@ -99,8 +99,7 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
     page_offset_.resize(size_t(work.requests * most_pages_));
     const int32_t* page = work.page_ids;
     for (int64_t r = 0; r < work.requests; r++) {
-        const int32_t rows_of_r = work.query_start[r + 1] - work.query_start[r];
-        int32_t position = work.context_len[r] + work.evicted[r] - rows_of_r;
+        int32_t position = work.context_len[r] + work.evicted[r] - int32_t(work.rows_of(r));
         for (int32_t row = work.query_start[r]; row < work.query_start[r + 1]; row++) positions_[size_t(row)] = position++;
         for (int32_t i = 0; i < work.page_count[r]; i++) {
             page_offset_[size_t(r * most_pages_ + i)] = model.page_offset(*page++);
@@ -144,7 +143,7 @@ void Step::fill(StepShare& share, int64_t first, int64_t end, int workers) {
 
     share.pages.clear();
     for (int64_t r = first; r < end; r++) {
-        const int64_t position = work.context_len[r] - (work.query_start[r + 1] - work.query_start[r]);
+        const int64_t position = work.context_len[r] - work.rows_of(r);
         const int64_t begin = model.heads.first_visible(position) / model.heads.page_tokens;
         const int64_t stop = (work.context_len[r] - 1) / model.heads.page_tokens + 1;
         const int64_t* pages = page_offset_.data() + r * most_pages_;
