@@ -224,8 +224,15 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
     )
 
 
+class NoNumbers(RuntimeError):
+    """Logits that are NaN: every one of them would be answered with token 0."""
+
+
 def check_sampled(sampled: Sampled, batch: Batch, vocab_size: int) -> None:
-    """Raise RuntimeError for an answer that doesn't fit the batch: it would be committed as somebody's tokens."""
+    """Raise RuntimeError for an answer that doesn't fit the batch: it would be committed as somebody's tokens.
+
+    Raises its kind `NoNumbers` for reported logprobs that are NaN.
+    """
     tokens, rows, asked = sampled.tokens, len(batch.sample_rows), batch.sampling.logprobs
     if len(tokens) != rows:
         raise RuntimeError(f"the model returned {len(tokens)} tokens for {rows} rows")
@@ -238,7 +245,7 @@ def check_sampled(sampled: Sampled, batch: Batch, vocab_size: int) -> None:
         if len(told) != rows or any(count >= 0 and one is None for count, one in zip(asked, told, strict=True)):
             raise RuntimeError("the model returned no logprobs for a row that reports them")
         if any(one is not None and math.isnan(one.logprob) for one in told):
-            raise RuntimeError("the model's logits are no numbers")
+            raise NoNumbers("the model's logits are no numbers")
 
 
 def _slots(pages: list[Page], start: int, end: int, page_size: int) -> Iterator[int]:

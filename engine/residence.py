@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 
-from engine.batch import Model
+from engine.batch import Model, NoNumbers
 from engine.config import EngineConfig
 from engine.executor import Executor, ModelFailed
 from engine.memory import Buddy, Extents, PagePool
@@ -175,12 +174,10 @@ class Residence:
         pages = self._new_pool(self._allocate(needed_pages), needed_pages).allocate(needed_pages)
         executor = Executor(model, config.page_size)
         sequence = TokenSequence("warm-up", [0] * tokens, tokens, tokens + 1, pages=pages, logprobs=0)
-        [report] = executor.execute([Chunk(sequence, 0, tokens)]).reports(0, 1)
-        if not math.isfinite(report.logprob):
-            raise ModelFailed(
-                f"the model's logits are no numbers (a logprob is {report.logprob}): "
-                "its weights or its configuration are damaged"
-            )
+        try:
+            executor.execute([Chunk(sequence, 0, tokens)])
+        except NoNumbers as error:
+            raise ModelFailed(f"{error}: its weights or its configuration are damaged") from error
         before_bytes = model.memory().used_bytes
         model.take_peak_bytes()
         executor.execute([Chunk(sequence, 0, tokens)])

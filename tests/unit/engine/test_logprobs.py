@@ -168,5 +168,5 @@ def test_logits_that_are_no_numbers_fail_the_request_that_has_them() -> None:
     bench.add("reported", "p", logprobs=1)
     bench.add("plain", "q", max_tokens=3)
     bench.run()
-    assert bench.outputs["reported"].error == "RuntimeError: the model's logits are no numbers"
+    assert bench.outputs["reported"].error == "NoNumbers: the model's logits are no numbers"
     assert len(bench.outputs["plain"].token_ids) == 3
