@@ -1,7 +1,7 @@
 """Low-rank adapters as PEFT writes them: a directory with a configuration and safetensors. No torch here.
 
 Everything is checked against the model before anything runs. Which modules an adapter changes is what its file has
-pairs for; what its configuration targets must be among them.
+pairs for, and its configuration has to agree, as far as it says so without a regular expression.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class _Pairs:
             )
         if not 1 <= rank <= MOST_RANK:
             raise UnsupportedAdapter(f"the pair of {module} has the rank {rank}, and served are 1 to {MOST_RANK}")
-        if self._config.rank not in (None, rank):
-            raise UnsupportedAdapter(f"the pair of {module} has the rank {rank}, and {CONFIG} says {self._config.rank}")
+        if rank != (said := self._config.rank_of(module)):
+            raise UnsupportedAdapter(f"the pair of {module} has the rank {rank}, and {CONFIG} says {said}")
         if not all(np.isfinite(tensor.float32()).all() for tensor in (shrink, expand)):
             raise UnsupportedAdapter(f"the pair of {module} holds values that are no numbers")
         first, scale = 0, self._config.scale(module, rank)
@@ -177,11 +177,23 @@ class _Pairs:
         if not matrices or any(name not in self._shapes for name in matrices):
             served = ", ".join(sorted(self._parts))
             raise UnsupportedAdapter(f"it changes {module}, and served with this model are adapters of {served}")
+        assert found is not None
+        by = self._config.leaves_out(module, int(found[1]))
+        if by is not None:
+            raise UnsupportedAdapter(f"{self._file.path} has tensors of {module}, which {by} of {CONFIG} leaves out")
         return matrices
 
     def _check_targets(self, modules: Mapping[str, object]) -> None:
-        """Whatever is targeted, and is in the model, is in the file."""
-        for target in self._config.targets or ():
-            known = any(ends_with(inner, target) for inner in self._parts)
-            if known and not any(ends_with(module, target) for module in modules):
+        """Whatever is targeted, isn't excluded, and is in the model, is in the file."""
+        config = self._config
+        there = [found for module in modules if (found := self._module.fullmatch(module)) is not None]
+        for target in config.targets or ():
+            known = [inner for inner in self._parts if ends_with(inner, target)]
+            wanted = any(not any(ends_with(inner, end) for end in config.excluded) for inner in known)
+            if wanted and not config.excluded_by_expression and not any(ends_with(one[2], target) for one in there):
                 raise UnsupportedAdapter(f"{CONFIG} targets {target}, and {self._file.path} has no tensors of it")
+        lacking = sorted((config.layers or set()) - {int(one[1]) for one in there})
+        if lacking:
+            raise UnsupportedAdapter(
+                f"{CONFIG} has layer {lacking[0]} in layers_to_transform, and {self._file.path} no tensors of it"
+            )

@@ -5,7 +5,6 @@ The `safetensors` package gives bfloat16 to torch only; the format itself is a l
 
 from __future__ import annotations
 
-import json
 import mmap
 import struct
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.model import strict_json
 from engine.model.spec import UnsupportedModel
 from engine.model.weights import StoredTensor
 
@@ -70,7 +70,7 @@ class SafetensorsFile:
         data = 8 + length
         if length > MOST_HEADER_BYTES or data > len(self._map):
             raise ValueError(f"its header of {length} bytes goes past its end")
-        header: dict[str, Any] = json.loads(self._map[8:data])
+        header: dict[str, Any] = strict_json.loads(self._map[8:data])
         entries = {}
         for name, fields in header.items():
             if name == "__metadata__":

@@ -99,7 +99,7 @@ def test_modules_may_have_ranks_of_their_own(model: tuple[Any, Path], directory:
     assert (pairs["0.q"].rank, pairs["0.q"].scale, pairs["1.q"].rank) == (7, 8 / 7, 4)
 
 
-@pytest.mark.parametrize("targets", [r".*\.(q|k)_proj", "all-linear", None, ["q_proj", "c_attn"]], ids=str)
+@pytest.mark.parametrize("targets", [r".*\.(q|k)_proj", "all-linear", None, ["q_proj", "k_proj", "c_attn"]], ids=str)
 def test_targets_may_be_an_expression_a_word_or_names_of_other_models_too(
     model: tuple[Any, Path], directory: Path, targets: object
 ) -> None:
@@ -107,9 +107,45 @@ def test_targets_may_be_an_expression_a_word_or_names_of_other_models_too(
     assert len(read(model, directory).pairs) == 6
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layers_to_transform": [0, 1, 2]},
+        {"layers_to_transform": []},
+        {"exclude_modules": ["o_proj", "lm_head"], "target_modules": ["q_proj", "k_proj", "o_proj"]},
+        {"exclude_modules": r".*vision.*", "target_modules": ["q_proj", "k_proj", "o_proj"]},
+        {"rank_pattern": {"k_proj": 4, "self_attn.k_proj": 4, "v_proj": 9}},
+        {"alpha_pattern": {"k_proj": 8, "self_attn.k_proj": 8.0}},
+    ],
+    ids=str,
+)
+def test_what_the_file_and_the_configuration_agree_on_is_served(
+    model: tuple[Any, Path], directory: Path, fields: dict[str, Any]
+) -> None:
+    configure(directory, **fields)
+    assert len(read(model, directory).pairs) == 6
+
+
+def test_an_adapter_of_some_layers(model: tuple[Any, Path], directory: Path) -> None:
+    path = directory / "adapter_model.safetensors"
+    held = {name: tensor for name, tensor in load_file(path).items() if ".layers.1." in name}
+    path.unlink()
+    save_file(held, path)
+    for layers in ([1], 1):
+        configure(directory, layers_to_transform=layers)
+        assert set(read(model, directory).pairs) == {"1.q", "1.k"}
+
+
+def test_a_field_that_is_there_twice_is_refused(model: tuple[Any, Path], directory: Path) -> None:
+    path = directory / "adapter_config.json"
+    path.write_text(path.read_text().replace("{", '{"r": 4, ', 1))
+    with pytest.raises(UnsupportedAdapter, match=r"not readable as JSON .* 'r' is there more than once"):
+        read(model, directory)
+
+
 def test_an_expression_of_the_file_is_never_run(model: tuple[Any, Path], directory: Path) -> None:
     """One that takes for ever to match costs nothing."""
-    configure(directory, target_modules="(.*)*" * 30 + "x")
+    configure(directory, target_modules="(.*)*" * 30 + "x", exclude_modules="(.*)*" * 30 + "y")
     assert len(read(model, directory).pairs) == 6
 
 
@@ -168,9 +204,25 @@ def test_the_revision_follows_the_files(model: tuple[Any, Path], directory: Path
         ({"lora_alpha": 10**400}, "makes no sense"),
         ({"r": 0}, "the rank r is 0"),
         ({"r": "8"}, "the rank r is '8'"),
-        ({"alpha_pattern": {"(q|k)_proj": 2}}, r"regular expression '\(q|k\)_proj'"),
+        ({"alpha_pattern": {"(q|k)_proj": 2}}, r"alpha_pattern has the regular expression '\(q|k\)_proj'"),
         ({"alpha_pattern": [1]}, "makes no sense"),
-        ({"target_modules": ["q_proj", "o_proj"]}, "targets o_proj, and .* has no tensors of it"),
+        ({"alpha_pattern": {"q_proj": 2, "0.self_attn.q_proj": 3}}, "alpha_pattern .* 2 by 'q_proj' and 3 by '0.self"),
+        ({"rank_pattern": {"(q|k)_proj": 2}}, r"rank_pattern has the regular expression '\(q|k\)_proj'"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern is 0"),
+        ({"rank_pattern": {"q_proj": 4, "self_attn.q_proj": 5}}, "rank_pattern .* 4 by 'q_proj' and 5 by 'self_attn"),
+        ({"rank_pattern": {"k_proj": 5}}, "k_proj has the rank 4, and adapter_config.json says 5"),
+        ({"target_modules": ["q_proj", "k_proj", "o_proj"]}, "targets o_proj, and .* has no tensors of it"),
+        ({"target_modules": ["q_proj"]}, "has tensors of .*k_proj, which target_modules of .* leaves out"),
+        (
+            {"layers_to_transform": [0, 2]},
+            r"tensors of model\.layers\.1\..*, which layers_to_transform of .* leaves out",
+        ),
+        ({"layers_to_transform": 1}, "which layers_to_transform"),
+        ({"layers_to_transform": [0, 1, 2, 7]}, "has layer 7 in layers_to_transform, and .* no tensors of it"),
+        ({"layers_to_transform": ["0"]}, "layers_to_transform is '0'"),
+        ({"layers_to_transform": True}, "layers_to_transform is True"),
+        ({"exclude_modules": ["k_proj"]}, "has tensors of .*k_proj, which exclude_modules of .* leaves out"),
+        ({"exclude_modules": ["2.self_attn.q_proj"]}, r"layers\.2\.self_attn\.q_proj, which exclude_modules"),
     ],
     ids=str,
 )
@@ -213,7 +265,6 @@ def test_a_configuration_that_is_none(model: tuple[Any, Path], directory: Path, 
 def test_tensors_that_do_not_fit(
     model: tuple[Any, Path], directory: Path, tensors: dict[str, Tensor | None], message: str
 ) -> None:
-    configure(directory, rank_pattern={"x": 1})
     change(directory, **tensors)
     with pytest.raises(UnsupportedAdapter, match=message):
         read(model, directory)

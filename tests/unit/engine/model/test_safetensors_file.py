@@ -64,6 +64,22 @@ def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, header: object)
         SafetensorsFile(written(tmp_path / "m.safetensors", header))
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},'
+        ' "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [4], "shape": [4], "data_offsets": [0, 16]}}',
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, header: str) -> None:
+    """The last one would have counted, whichever was meant."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(16))
+    with pytest.raises(CorruptSafetensors, match="is there more than once"):
+        SafetensorsFile(path)
+
+
 def test_data_of_another_size_than_the_shape_is_refused(tmp_path: Path) -> None:
     header = {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 16]}}
     with pytest.raises(CorruptSafetensors, match="doesn't fit its shape"):
