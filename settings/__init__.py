@@ -183,10 +183,7 @@ class QueueSettings(BaseModel):
 
 
 class RetentionSettings(BaseModel):
-    """How long what has ended is kept, in days; `null` keeps it for good. What waits or runs is never removed.
-
-    Event streams and Celery results on the broker expire by themselves within hours.
-    """
+    """How long what has ended is kept; `null` keeps it for good. What waits or runs is never removed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -196,6 +193,13 @@ class RetentionSettings(BaseModel):
     """Jobs that used their attempts up."""
     keys_days: float | None = Field(90.0, gt=0, le=36500)
     """API keys that were revoked, or have run out."""
+    events_hours: float = Field(1.0, ge=0.05, le=8784)
+    """Event streams and Celery results on the broker, after a job's last event; whoever takes a job over reads them."""
+
+    @property
+    def events_s(self) -> int:
+        """The same in seconds."""
+        return round(3600 * self.events_hours)
 
 
 class RedisTls(BaseModel):

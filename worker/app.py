@@ -52,6 +52,7 @@ def worker_config(settings: Settings) -> dict[str, Any]:
         "task_queues": [Queue(queue)],  # type: ignore[no-untyped-call]
         "task_create_missing_queues": True,
         "control_queue_expires": 60.0,
+        "result_expires": settings.retention.events_s,
         "broker_transport_options": {
             **celery_config(settings.broker_url)["broker_transport_options"],
             "socket_timeout": SILENCE_S,

@@ -12,16 +12,20 @@ from headrace.wire import DONE_CHANNEL, STREAM_TTL_S, progress_key, stream_key
 from engine.request import TokenDelta
 from worker.result import shown_logprob
 
-RENEW_TTL_S = 600.0
-"""How often the time to live of a stream that still grows is set again."""
+RENEWALS = 6
+"""How often, in its time to live, that of a stream that still grows is set again."""
 SAVE_S = 1.0
 """How often the tokens of a job that doesn't stream are put where a worker that takes it over finds them."""
 
 
 class Outgoing:
-    """Commands for Redis, composed once and sent until Redis takes them: readers skip what comes twice."""
+    """Commands for Redis, composed once and sent until Redis takes them: readers skip what comes twice.
 
-    def __init__(self) -> None:
+    Streams live for `ttl_s` seconds after their last event.
+    """
+
+    def __init__(self, ttl_s: int = STREAM_TTL_S) -> None:
+        self.ttl_s = ttl_s
         self._commands: list[tuple[str | bytes | int, ...]] = []
         self._ended: list[str] = []
 
@@ -29,7 +33,7 @@ class Outgoing:
         self._commands.append(("XADD", key, "*", "event", event.model_dump_json(exclude_none=True)))
 
     def expire(self, key: str) -> None:
-        self._commands.append(("EXPIRE", key, STREAM_TTL_S))
+        self._commands.append(("EXPIRE", key, self.ttl_s))
 
     def delete(self, key: str) -> None:
         self._commands.append(("DEL", key))
@@ -105,7 +109,7 @@ class JobStream:
             if now_s - self._saved_s >= SAVE_S:
                 self.save(out)
                 self._saved_s = now_s
-        if now_s - self._renewed_s > RENEW_TTL_S:
+        if now_s - self._renewed_s > out.ttl_s / RENEWALS:
             self._renewed_s = now_s
             out.expire(self._key)
 

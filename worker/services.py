@@ -190,7 +190,7 @@ def start_services(settings: Settings, app: Any, hostname: str, pool: EnginePool
     client = redis.Redis.from_url(
         settings.broker_url, socket_timeout=5, socket_connect_timeout=2, socket_keepalive=True
     )
-    telemetry = Telemetry(client, metrics)
+    telemetry = Telemetry(client, metrics, settings.retention.events_s)
     patience = {"socket_timeout": PATIENCE_S, "socket_connect_timeout": PATIENCE_S}
     progress = ProgressReader(redis.Redis.from_url(settings.broker_url, **patience))
     engine = EngineThread(model, config, Listener(pool, telemetry))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import redis
 from celery.utils.log import get_logger
 from headrace.contract import JobStatus
+from headrace.wire import STREAM_TTL_S
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from engine.request import TokenDelta
@@ -70,10 +71,12 @@ _Item = _Begin | _End | _Drop | _Result | _Save | tuple[TokenDelta, ...]
 class Telemetry(threading.Thread):
     """Every method may be called from any thread and returns at once."""
 
-    def __init__(self, client: redis.Redis, metrics: Metrics) -> None:
+    def __init__(self, client: redis.Redis, metrics: Metrics, ttl_s: int = STREAM_TTL_S) -> None:
         super().__init__(name="headrace-telemetry", daemon=True)
         self._client = client
         self._metrics = metrics
+        self._ttl_s = ttl_s
+        """How long streams live after their last event."""
         self._pending: deque[_Item] = deque()
         self._wake = threading.Event()
         self._streams: dict[str, JobStream] = {}
@@ -155,7 +158,7 @@ class Telemetry(threading.Thread):
 
     def _composed(self, batch: list[_Item]) -> Outgoing:
         """What the batch tells, as commands for Redis."""
-        out, now_s = Outgoing(), time.monotonic()
+        out, now_s = Outgoing(self._ttl_s), time.monotonic()
         for item in batch:
             match item:
                 case _Begin():

@@ -71,7 +71,7 @@ DONE_CHANNEL = "headrace:done"
 """Redis pub/sub channel; each message is the ids, with spaces between, of jobs that have just ended."""
 
 STREAM_TTL_S = 3600
-"""How long a job's event stream is kept after its last event; the ledger keeps the outcome."""
+"""How long a job's event stream is kept after its last event, if nothing else is set; the ledger keeps the outcome."""
 
 
 def celery_config(broker_url: str) -> dict[str, Any]:

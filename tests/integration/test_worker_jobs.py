@@ -183,6 +183,17 @@ def test_the_stream_tells_the_whole_story(workplace: Workplace, start_worker: Ca
     assert [event.event for event in read_stream(workplace, quiet.id)] == ["state", "state"]
 
 
+def test_events_and_celery_results_are_kept_for_as_long_as_is_set(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    start_worker(RETENTION__EVENTS_HOURS=0.1)
+    sent = workplace.send(max_tokens=3)
+    sent.get(timeout=10)
+    eventually(lambda: workplace.unacked() == 0, 10, "everything is told")
+    keys = (stream_key(sent.id), workplace.app.backend.get_key_for_task(sent.id))
+    assert all(300 < workplace.redis.ttl(key) <= 360 for key in keys)
+
+
 def test_inspect_shows_the_pool_and_no_prompt(workplace: Workplace, start_worker: Callable[..., WorkerProcess]) -> None:
     worker = start_worker(step_s=0.02)
     sent = workplace.send(prompt="a secret of mine", max_tokens=100)
