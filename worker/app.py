@@ -89,7 +89,10 @@ def _quieten(loglevel: int | None, **_: Any) -> None:
 def _prepare(instance: Any, **_: Any) -> None:
     """Before anything is loaded. A node that wasn't named is called after its model; the second one on a host gets a
     number."""
+    from worker.leaving import leave_by_the_loop
+
     garbage.postpone()
+    leave_by_the_loop()
     if instance.hostname == f"celery@{gethostname()}":
         instance.hostname = free_node_name(get_settings())
 

@@ -101,10 +101,6 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
         """Have the revocation announced as a termination, once the job has ended."""
         self._announce_revoked("terminated", True, platform_signals.signum(signal or TERM_SIGNAME), False)
 
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """Celery's word for taking a running job away at a cold shutdown."""
-        pool.hurry()
-
     def _announce_revoked(self, reason: str, terminated: bool, signum: int | None, expired: bool) -> None:
         if self.revocation is None:
             self.revocation = Revocation(reason, terminated, signum, expired)

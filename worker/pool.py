@@ -292,11 +292,6 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         """Whether this worker would take one more message."""
         return len(self.slots) < self.limit and not self.leaving and not self.gate.closed
 
-    def hurry(self) -> None:
-        """Don't wait for running jobs any longer."""
-        self._drain_until_s = 0.0
-        self.post(lambda: None)
-
     def on_close(self) -> None:
         """Leaving: running jobs get their time, jobs that the engine hasn't started go back now."""
         if self._drain_until_s is None:

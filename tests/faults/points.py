@@ -29,6 +29,7 @@ class Strike(StrEnum):
 
     KILL = "KILL"
     TERM = "TERM"
+    QUIT = "QUIT"
     STOP = "STOP"
     """Until somebody sends SIGCONT."""
     HOLD = "HOLD"
@@ -64,6 +65,7 @@ SUBMISSION = (
 WORK = (
     Point("before claim", "worker.writer:Writer._claim"),
     Point("after claim", "worker.writer:Writer._claim", after=True),
+    Point("before admission", "worker.slot:Slot.generate"),
     Point("first token", "worker.listener:Listener.on_tokens", when=_first_token),
     Point("last token", "worker.listener:Listener.on_finished"),
     Point("before commit", "worker.writer:Writer._commit"),
