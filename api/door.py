@@ -93,13 +93,13 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
         timeout=5,
     )
     broker = redis.asyncio.Redis.from_pool(pool)
-    transport = CeleryTransport(settings.broker_url, settings.signing_secret)
+    transport, view = (CeleryTransport(settings.broker_url, settings.signing_secret) for _ in range(2))
     relay = Relay(
         ledger,
         transport,
         f"api-{new_job_id()}",
         settings.relay_interval_s,
-        broker=transport,
+        broker=view,
         windows=Windows(settings.queue.window_jobs, settings.model.tenant_weights),
         aging_s=settings.model.aging_s,
         retention=kept(settings.retention),
@@ -114,6 +114,7 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
     bounds = QueueBounds(ledger, threads, settings.queue)
     rates = Rates(broker, settings.broker_url, settings.api)
     door = Door(settings, ledger, broker, relay, watch, streams, admission, keyring, rates, bounds, metrics, threads)
+    metrics.watch_ledger(lambda: threads.cpu_s + relay.cpu_s)
     relay.start()
     try:
         async with _running(watch.listen(), watch.look(), streams.run()):
@@ -122,6 +123,7 @@ async def open_door(settings: Settings, metrics: Metrics) -> AsyncIterator[Door]
         door.closing.set()
         await to_thread.run_sync(relay.stop)
         transport.close()
+        view.close()
         await broker.aclose()
         ledger.close()
 

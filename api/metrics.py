@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections.abc import Callable
 
 from headrace.contract import JobStatus
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import internal_error
+from ledger.cost import LedgerCost
 
 SAMPLE_S = 5.0
 
@@ -38,6 +40,10 @@ class Metrics:
         )  # fmt: skip
         self.jobs = Gauge("headrace_jobs", "Jobs in the ledger", ["model", "status"], registry=self.registry)
         self.waiting = Gauge("headrace_api_waiters", "Long-polls and event streams now open", registry=self.registry)
+
+    def watch_ledger(self, cpu_s: Callable[[], float]) -> None:
+        """Show what the ledger costs, read when it is scraped."""
+        self.registry.register(LedgerCost(cpu_s))
 
     def jobs_due(self) -> bool:
         """Whether the ledger should be counted again; says so to one caller each five seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +30,9 @@ class LedgerThreads:
         self._away = False
         self._trying = False
         self._next_try_s = 0.0
+        self.cpu_s = 0.0
+        """Processor time of all calls."""
+        self._counting = threading.Lock()
 
     async def call(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The method's result. Raises LedgerUnavailable."""
@@ -55,4 +59,9 @@ class LedgerThreads:
         """On the thread. The database may have gone while the call waited for it."""
         if self._away and not trial:
             raise LedgerUnavailable("the database is away")
-        return call()
+        began_s = time.thread_time()
+        try:
+            return call()
+        finally:
+            with self._counting:
+                self.cpu_s += time.thread_time() - began_s

@@ -74,3 +74,36 @@ RATIOS = (
 
 def times_better(ratio: Ratio, ours: float, theirs: float) -> float:
     return ours / theirs if ratio.higher_is_better else theirs / ours
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A number of Headrace's own that is to stay on one side of a limit, whatever others do."""
+
+    key: str
+    what: str
+    part: str
+    metric: str
+    ours: tuple[str, ...]
+    """Sides of Headrace; the best one counts."""
+    limit: float
+    higher_is_better: bool = False
+
+    def holds(self, value: float) -> bool:
+        return value >= self.limit if self.higher_is_better else value <= self.limit
+
+
+BOUNDS = (
+    Bound(
+        "ledger_cost", "W1 as jobs: share of the time that the ledger's threads take a processor",
+        "jobs", "ledger_share", ("jobs",), 0.02,
+    ),
+    Bound(
+        "noop_jobs_per_s", "no-op jobs a second: submitted, claimed, committed, acknowledged",
+        "noop", "jobs_per_s", ("headrace-noop", "headrace-noop-two"), 1500.0, higher_is_better=True,
+    ),
+    Bound(
+        "cancel_p99_ms", "from a request to cancel to the job's end while 64 run, p99: a step and 50 ms",
+        "cancel", "p99_ms", ("headrace-cancel",), 70.0,
+    ),
+)  # fmt: skip

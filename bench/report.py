@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import report_jobs
 from bench.floors import Shape, batch_floor_s, token_floor_s
 from bench.limits import Limits
-from bench.ratios import RATIOS
+from bench.ratios import BOUNDS, RATIOS
 from bench.tables import Data, limits_line, middle, spread, table
 
 
@@ -30,7 +30,7 @@ def page(data: Data) -> str:
         ("cancel", report_jobs.cancel),
         ("rows", report_jobs.rows),
     ]
-    lines = ["# Headrace's speed", "", *_ratios(data)]
+    lines = ["# Headrace's speed", "", *_ratios(data), *_bounds(data)]
     for name, section in sections:
         if name in parts and parts[name]["sides"]:
             lines += [*section(parts[name]), ""]
@@ -66,10 +66,32 @@ def _ratios(data: Data) -> list[str]:
     ]
 
 
+def _bounds(data: Data) -> list[str]:
+    rows = []
+    for bound in BOUNDS:
+        if (entry := data.get(bound.key)) is None:
+            continue
+        scale, unit = _unit(bound.metric)
+        wanted = f"{'at least' if bound.higher_is_better else 'at most'} {bound.limit * scale:g} {unit}"
+        rows.append(
+            [
+                bound.what,
+                f"**{entry['value'] * scale:.4g}** {unit}",
+                f"{entry['lowest'] * scale:.4g} to {entry['highest'] * scale:.4g}",
+                wanted + ("" if bound.holds(entry["value"]) else " (missed)"),
+            ]
+        )
+    return [*table(("", "Headrace", "in single rounds", "wanted"), rows), ""] if rows else []
+
+
 def _unit(metric: str) -> tuple[float, str]:
     """What to multiply a metric with, and what it is then called."""
-    units = {"tokens_per_s": (1, "tokens/s"), "ms_per_token": (1, "ms"), "first_token_s": (1, "s")}
-    return {**units, "peak_bytes": (1e-6, "MB"), "itl_p99_ms": (1, "ms"), "jobs_per_s": (1, "jobs/s")}[metric]
+    units = {
+        "tokens_per_s": (1, "tokens/s"), "ms_per_token": (1, "ms"), "first_token_s": (1, "s"),
+        "peak_bytes": (1e-6, "MB"), "itl_p99_ms": (1, "ms"), "jobs_per_s": (1, "jobs/s"),
+        "p99_ms": (1, "ms"), "ledger_share": (100, "%"),
+    }  # fmt: skip
+    return units[metric]
 
 
 def _limits(part: Data) -> tuple[Limits, Shape] | None:

@@ -22,6 +22,18 @@ def jobs(part: Data) -> list[str]:
         "",
         f"Submitting took {middle(jobs, 'submitted_s') * 1e3:.0f} ms of the {middle(jobs, 'seconds'):.1f} s;"
         f" a step held {middle(jobs, 'mean_batch'):.0f} of the jobs on average.",
+        *_ledger(jobs),
+    ]
+
+
+def _ledger(jobs: Data) -> list[str]:
+    """What the ledger cost, if that was measured."""
+    if "ledger_share" not in jobs["samples"][0]:
+        return []
+    return [
+        "",
+        f"The ledger's threads, in the worker and in the API, took {middle(jobs, 'ledger_cpu_s') * 1e3:.0f} ms of a"
+        f" processor: {middle(jobs, 'ledger_share'):.1%} of the time, if the whole engine stood still for all of it.",
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.ratios import RATIOS, Ratio, times_better
+from bench.ratios import BOUNDS, RATIOS, Bound, Ratio, times_better
 
 Sample = dict[str, float]
 
@@ -46,7 +46,7 @@ class Results:
         self.data.setdefault("parts", {})
 
     def record(self, name: str, part: Part) -> None:
-        """Put a part in the place of the old one, and recompute the ratios that both sides were measured for now.
+        """Put a part in the place of the old one, and recompute the ratios and bounds of what was measured now.
 
         Sides that took no part this time keep their old record.
         """
@@ -59,6 +59,9 @@ class Results:
         for ratio in RATIOS:
             if ratio.part == name and (entry := self._entry(ratio, part)) is not None:
                 self.data[ratio.key] = entry | {"measured": when}
+        for bound in BOUNDS:
+            if bound.part == name and (entry := self._bounded(bound, part)) is not None:
+                self.data[bound.key] = entry | {"measured": when}
         self.save()
 
     def _entry(self, ratio: Ratio, part: Part) -> dict[str, Any] | None:
@@ -92,13 +95,34 @@ class Results:
             "limits": part.facts.get("limits", {}),
         }
 
+    def _bounded(self, bound: Bound, part: Part) -> dict[str, Any] | None:
+        ours = {side: _values(part.sides[side], bound.metric) for side in bound.ours if side in part.sides}
+        if not ours:
+            return None
+        best, *_ = sorted(ours, key=lambda side: median(ours[side]), reverse=bound.higher_is_better)
+        values = ours[best]
+        return {
+            "value": median(values),
+            "at_least" if bound.higher_is_better else "at_most": bound.limit,
+            "what": bound.what,
+            "metric": bound.metric,
+            "higher_is_better": bound.higher_is_better,
+            "rounds": len(values),
+            "round_values": values,
+            "side": best,
+            "lowest": min(values),
+            "highest": max(values),
+            **{name: part.sides[best].facts.get(name, {}) for name in ("versions", "settings")},
+            "machine": part.facts.get("machine", {}),
+        }
+
     def save(self) -> None:
         """Write both files, each in one step."""
         from bench.report import page
 
         self.directory.mkdir(parents=True, exist_ok=True)
-        order = [ratio.key for ratio in RATIOS if ratio.key in self.data]
-        data = {key: self.data[key] for key in order} | {"parts": self.data["parts"]}
+        known = [*(ratio.key for ratio in RATIOS), *(bound.key for bound in BOUNDS)]
+        data = {key: self.data[key] for key in known if key in self.data} | {"parts": self.data["parts"]}
         _write(self.directory / "results.json", json.dumps(data, indent=1) + "\n")
         _write(self.directory / "RESULTS.md", page(data))
 

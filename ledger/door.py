@@ -8,7 +8,19 @@ from datetime import datetime
 from typing import Any
 
 from headrace.contract import Job, JobPage, JobRequest, JobStatus, Reason, fingerprint
-from sqlalchemy import ColumnElement, delete, func, literal, literal_column, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    delete,
+    func,
+    literal,
+    literal_column,
+    select,
+    true,
+    tuple_,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -255,11 +267,27 @@ def purge(connection: Connection, job_id: str, tenant: str | None) -> bool:
     return connection.execute(dead.returning(JobRow.id)).first() is not None
 
 
+def _counted() -> Select[Any]:
+    """Jobs of each model in each state, each number read off its own stretch of an index: grouping takes longer."""
+    models = select(func.min(JobRow.model).label("model")).cte("models", recursive=True)
+    following = select(func.min(JobRow.model)).where(JobRow.model > models.c.model).correlate(models).scalar_subquery()
+    models = models.union_all(select(following).where(models.c.model.is_not(None)))
+    each = [select(literal(status, JobRow.status.type).label("status")) for status in JobStatus]
+    states = union_all(*each).subquery("states")
+    found = select(func.count()).where(JobRow.model == models.c.model, JobRow.status == states.c.status)
+    number = found.correlate(models, states).scalar_subquery()
+    each_in_each = models.join(states, true())
+    return select(models.c.model, states.c.status, number).select_from(each_in_each).where(models.c.model.is_not(None))
+
+
+_COUNTED = _counted()
+_GROUPED = select(JobRow.model, JobRow.status, func.count()).group_by(JobRow.model, JobRow.status)
+
+
 def counts(connection: Connection, tenant: str | None = None) -> dict[str, dict[JobStatus, int]]:
     found: dict[str, dict[JobStatus, int]] = {}
-    grouped = select(JobRow.model, JobRow.status, func.count()).group_by(JobRow.model, JobRow.status)
-    if tenant is not None:
-        grouped = grouped.where(JobRow.tenant == tenant)
-    for model, status, count in connection.execute(grouped):
-        found.setdefault(model, {})[status] = count
+    asked = _COUNTED if tenant is None else _GROUPED.where(JobRow.tenant == tenant)
+    for model, status, count in connection.execute(asked):
+        if count:
+            found.setdefault(model, {})[status] = count
     return found

@@ -62,6 +62,8 @@ class Duty:
         """Moment of the next attempt, on the monotonic clock."""
         self.failures = 0
         """How many attempts have failed since the last good one."""
+        self.cpu_s = 0.0
+        """Processor time of the thread that attempts it."""
 
     def attempt(self) -> None:
         try:
@@ -77,13 +79,17 @@ class Duty:
                 log.warning("%s works again, after %d failures", self.name, self.failures)
             self.failures = 0
             self.due_s = time.monotonic() + self.every_s
+        finally:
+            self.cpu_s = time.thread_time()
 
 
 class Relay:
-    """A thread that sends what the outbox holds, every `interval_s` and whenever `wake()` is called.
+    """Two threads. One sends what the outbox holds, every `interval_s` and whenever `wake()` is called; the other tends
+    to the rest, so that no cancellation waits until a million jobs have been looked through.
 
-    `aging_s` is how long the broker may hold a job unclaimed before the job is raised to the first class. `broker`
-    (usually the same object as `publisher`) is needed to find lost messages; without it nothing is reconciled.
+    `aging_s` is how long the broker may hold a job unclaimed before the job is raised to the first class. `broker` is
+    needed to find lost messages; without it nothing is reconciled. The second thread asks it, so it has a connection of
+    its own.
     """
 
     def __init__(
@@ -111,21 +117,32 @@ class Relay:
         """None while the database is away."""
         self._woken = threading.Event()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._keep_sending, name="relay", daemon=True),
+            threading.Thread(target=self._keep_tending, name="relay-tending", daemon=True),
+        ]
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of both threads."""
+        return self._sending.cpu_s + self._tending.cpu_s
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def wake(self) -> None:
         """Send now what has just been written. Never blocks."""
         self._woken.set()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the thread. What is unsent stays in the outbox, for the other relays or the next start."""
+        """End the threads. What is unsent stays in the outbox, for the other relays or the next start."""
         self._stopping.set()
         self._woken.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        give_up_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, give_up_s - time.monotonic()))
 
     def drain(self) -> int:
         """Send everything whose turn it is, and first of all what is to be stopped. Returns how many rows that was."""
@@ -158,15 +175,20 @@ class Relay:
         if self._reap_from_s is None or answered_s - asked_s > LATE_S:
             self._reap_from_s = answered_s + GRACE_S
         if self._reap_from_s <= time.monotonic() and (elected or self._ledger.stale_leases(OVERDUE_S)):
-            while self._ledger.reap(_BATCH) >= _BATCH:
-                pass
+            self._reap()
         if not elected:
             return
         if self._ledger.raise_aged(self._aging_s, self._windows):
             self.wake()
-        if self._reconciler is not None:
-            self._reconciler.round()
+        if self._reconciler is not None and self._reconciler.round():
+            self.wake()
         self._prune()
+
+    def _reap(self) -> None:
+        while reaped := self._ledger.reap(_BATCH):
+            self.wake()
+            if reaped < _BATCH:
+                return
 
     def _prune(self) -> None:
         """A batch each second while there is more to remove than one takes, else one each minute."""
@@ -181,16 +203,19 @@ class Relay:
             self._publisher.ping()
         self.drain()
 
-    def _run(self) -> None:
-        duties = (self._sending, self._tending)
+    def _keep_sending(self) -> None:
+        duty = self._sending
         while not self._stopping.is_set():
-            for duty in duties:
-                if duty.due_s <= time.monotonic():
-                    duty.attempt()
-            pause_s = min(duty.due_s for duty in duties) - time.monotonic()
-            woken = self._woken.wait(max(0.0, pause_s))
+            if duty.due_s <= time.monotonic():
+                duty.attempt()
+            woken = self._woken.wait(max(0.0, duty.due_s - time.monotonic()))
             self._woken.clear()
-            if woken and not self._sending.failures:
-                self._sending.due_s = 0.0
+            if woken and not duty.failures:
+                duty.due_s = 0.0
+
+    def _keep_tending(self) -> None:
+        duty = self._tending
+        while not self._stopping.wait(max(0.0, duty.due_s - time.monotonic())):
+            duty.attempt()
         with contextlib.suppress(LedgerUnavailable):
             self._ledger.elect(ROLE, self._owner, ttl_s=0.0)

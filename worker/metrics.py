@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from engine.contract import EngineStats
 from engine.request import TokenDelta
 from ledger.contract import Outcome
+from ledger.cost import LedgerCost
 from worker.draft import PRIORITY_NUMBERS
 
 log = get_logger(__name__)
@@ -48,6 +49,10 @@ class Metrics:
     def watch(self, stats: Callable[[], EngineStats]) -> None:
         """Show the engine's gauges, read when they are scraped."""
         self.registry.register(_EngineCollector(self._model, stats))
+
+    def watch_ledger(self, cpu_s: Callable[[], float]) -> None:
+        """Show what the ledger costs, read when it is scraped."""
+        self.registry.register(LedgerCost(cpu_s))
 
     def step(self, deltas: Sequence[TokenDelta]) -> None:
         self._batch.observe(len(deltas))

@@ -25,19 +25,21 @@ class RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
     def start(self, w: Any) -> None:
         services = w.pool.services
         settings = get_settings()
-        transport = CeleryTransport(settings.broker_url, settings.signing_secret)
-        self._relay = Relay(
+        transport, view = (CeleryTransport(settings.broker_url, settings.signing_secret) for _ in range(2))
+        relay = Relay(
             services.ledger,
             transport,
             services.owner,
             settings.relay_interval_s,
-            transport,
+            view,
             Windows(settings.queue.window_jobs, settings.model.tenant_weights),
             settings.model.aging_s,
             kept(settings.retention),
         )
-        services.writer.when_claimed(self._relay.wake)
-        self._relay.start()
+        services.writer.when_claimed(relay.wake)
+        services.metrics.watch_ledger(lambda: services.writer.cpu_s + relay.cpu_s)
+        relay.start()
+        self._relay = relay
 
     def stop(self, w: Any) -> None:
         if self._relay is not None:

@@ -73,6 +73,8 @@ class Writer(threading.Thread):
         self._retry_s = 0.0
         """0 while the database answers."""
         self._leaving_at_s: float | None = None
+        self.cpu_s = 0.0
+        """Processor time of this thread."""
         self._claimed: Callable[[], None] = lambda: None
 
     # -- orders --------------------------------------------------------------------------------
@@ -141,6 +143,8 @@ class Writer(threading.Thread):
             except Exception:
                 log.exception("the writer's turn failed")
                 time.sleep(RETRY_MIN_S)
+            finally:
+                self.cpu_s = time.thread_time()
 
     def _unwritten(self) -> bool:
         return bool(len(self._backlog) or self._model or self._leftovers)

@@ -6,15 +6,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 from headrace import JobRequest, Producer
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.context import Bench, add_sample, run
 from bench.instance import batch_size, check_jobs, instance, versions
 from bench.results import Part, Sample, SideResult
 from bench.roster import KV_POOL_BYTES, MAX_SEQ_TOKENS, MAX_SEQS
-from bench.side import Sides
+from bench.side import SideFailed, Sides
 from bench.workload import Workload
 from cli.bringup import Stack
+from ledger.cost import NAME as LEDGER_CPU
 
 JOB_TIMEOUT_S = 1800.0
 SETTINGS = {
@@ -63,6 +66,7 @@ def run_jobs(stack: Stack, work: Workload) -> Sample:
     """From the submission to Celery, of all at once as the engine alone gets them, until the last outcome has come back
     through it."""
     model = stack.settings.model.name
+    spent_s = ledger_cpu_s(stack)
     with Producer(stack.at.broker_url) as producer, ThreadPoolExecutor(1) as waiter:
         began_s = time.perf_counter()
         asked: dict[str, Any] = {"max_tokens": work.max_tokens, "temperature": 0, "ignore_eos": True, "stream": False}
@@ -71,9 +75,22 @@ def run_jobs(stack: Stack, work: Workload) -> Sample:
         jobs = list(waiter.map(lambda job: producer.wait(job, timeout=JOB_TIMEOUT_S), sent))
         seconds = time.perf_counter() - began_s
     check_jobs(jobs, work)
+    spent_s = ledger_cpu_s(stack) - spent_s
     return {
         "tokens_per_s": len(jobs) * work.max_tokens / seconds,
         "seconds": seconds,
         "submitted_s": submitted_s,
         "mean_batch": batch_size(jobs),
+        "ledger_cpu_s": spent_s,
+        "ledger_share": spent_s / seconds,
     }
+
+
+def ledger_cpu_s(stack: Stack) -> float:
+    """What the ledger's threads in the API and in the worker have taken of a processor since their start."""
+    pages = [httpx.get(url, timeout=10).text for url in (f"{stack.at.api_url}/metrics", stack.at.metrics_url)]
+    found = [family for page in pages for family in text_string_to_metric_families(page)]
+    costs = [sample.value for family in found if family.name == LEDGER_CPU for sample in family.samples]
+    if len(costs) != len(pages):
+        raise SideFailed(f"the API and the worker don't tell {LEDGER_CPU}")
+    return sum(costs)

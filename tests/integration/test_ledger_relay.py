@@ -28,11 +28,12 @@ def seen(broker_url: str) -> Iterator[CeleryTransport]:
 @pytest.fixture
 def relay(ledger: Ledger, broker_url: str) -> Iterator[Relay]:
     """With the intervals of production."""
-    transport = CeleryTransport(broker_url)
-    relay = Relay(ledger, transport, "here", broker=transport)
+    transport, view = CeleryTransport(broker_url), CeleryTransport(broker_url)
+    relay = Relay(ledger, transport, "here", broker=view)
     yield relay
     relay.stop()
     transport.close()
+    view.close()
 
 
 def took_s(condition: Callable[[], bool], within_s: float) -> float:
@@ -52,8 +53,8 @@ import sys, time
 from ledger import Ledger, relay
 from ledger.transport import CeleryTransport
 relay._BATCH = 3
-transport = CeleryTransport(sys.argv[2])
-relay.Relay(Ledger(sys.argv[1]), transport, "child", 0.01, transport).start()
+transport, view = CeleryTransport(sys.argv[2]), CeleryTransport(sys.argv[2])
+relay.Relay(Ledger(sys.argv[1]), transport, "child", 0.01, view).start()
 time.sleep(60)
 """
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.ratios import RATIOS
+from bench.parts.cancel import ALLOWED_MS
+from bench.ratios import BOUNDS, RATIOS, Bound
 from bench.results import Part, Results, SideResult
 
 FACTS: dict[str, Any] = {"versions": {"engine": "1"}, "settings": {"dtype": "bf16"}, "precision": "bf16"}
@@ -114,7 +115,7 @@ def test_every_ratio_can_be_shown(ratio: Any, tmp_path: Path) -> None:
     sample = {
         ratio.metric: 2.0, "tokens_per_s": 2.0, "seconds": 3.0, "peak_bytes": 1e9, "ms_per_token": 2.0, "loaded_s": 1.0,
         "first_token_ms": 2.0, "first_token_s": 2.0, "submitted_s": 0.1, "mean_batch": 60.0, "itl_p50_ms": 1.0,
-        "itl_p99_ms": 2.0, "itl_max_ms": 3.0, "long_first_token_ms": 9.0,
+        "itl_p99_ms": 2.0, "itl_max_ms": 3.0, "long_first_token_ms": 9.0, "ledger_cpu_s": 0.1, "ledger_share": 0.01,
     }  # fmt: skip
     facts = FACTS | {"prompts": 64, "weights_bytes": 1e8}
     names = {*ratio.ours, ratio.theirs}
@@ -125,3 +126,45 @@ def test_every_ratio_can_be_shown(ratio: Any, tmp_path: Path) -> None:
     Results(tmp_path).record(ratio.part, part)
     assert ratio.what in (tmp_path / "RESULTS.md").read_text()
     assert read(tmp_path)[ratio.key]["ratio"] == 1.0
+
+
+FACTS_OF_PARTS: dict[str, dict[str, Any]] = {
+    "jobs": {"jobs": 64, "max_tokens": 128},
+    "noop": {"jobs": 3000},
+    "cancel": {"cancels": 200, "running": 64, "allowed_ms": ALLOWED_MS},
+}
+
+
+def bounded(bound: Bound, **sides: list[float]) -> Part:
+    """The part that a bound is of, with such values of its metric; `_` stands for `-` in the names of sides."""
+    rest = {
+        "tokens_per_s": 700.0, "seconds": 11.0, "submitted_s": 0.1, "mean_batch": 50.0, "ledger_cpu_s": 0.1,
+        "p50_ms": 40.0, "max_ms": 90.0,
+    }  # fmt: skip
+    part = Part({"machine": {"machine": "a machine"}} | FACTS_OF_PARTS[bound.part])
+    for name, values in sides.items():
+        part.sides[name.replace("_", "-")] = SideResult(name, FACTS, [rest | {bound.metric: each} for each in values])
+    return part
+
+
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.key)
+def test_a_bound_is_on_record_and_on_the_page_held_or_missed(bound: Bound, tmp_path: Path) -> None:
+    good, bad = (2.0, 0.5) if bound.higher_is_better else (0.5, 2.0)
+    for factor, missed in ((good, False), (bad, True)):
+        values = [bound.limit * factor * spread for spread in (0.9, 1.0, 1.1)]
+        Results(tmp_path).record(bound.part, bounded(bound, **{bound.ours[0].replace("-", "_"): values}))
+        entry = read(tmp_path)[bound.key]
+        assert (entry["value"], entry["lowest"], entry["highest"]) == (values[1], values[0], values[2])
+        assert entry["at_least" if bound.higher_is_better else "at_most"] == bound.limit
+        assert (entry["round_values"], entry["settings"]) == (values, {"dtype": "bf16"})
+        page = (tmp_path / "RESULTS.md").read_text().splitlines()
+        [line] = [line for line in page if line.startswith(f"| {bound.what}")]
+        assert ("(missed)" in line) == missed
+
+
+def test_the_best_side_is_held_to_a_bound_and_a_step_more_is_part_of_it(tmp_path: Path) -> None:
+    bounds = {bound.key: bound for bound in BOUNDS}
+    noop = bounds["noop_jobs_per_s"]
+    Results(tmp_path).record("noop", bounded(noop, headrace_noop=[1200.0], headrace_noop_two=[2000.0]))
+    assert (read(tmp_path)[noop.key]["side"], read(tmp_path)[noop.key]["value"]) == ("headrace-noop-two", 2000.0)
+    assert bounds["cancel_p99_ms"].limit == ALLOWED_MS

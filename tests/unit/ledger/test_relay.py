@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,11 +36,11 @@ class Running:
         self.transports: list[CeleryTransport] = []
 
     def start(self, url: str, owner: str = "r1", interval_s: float = 0.1) -> Relay:
-        transport = CeleryTransport(url)
-        relay = Relay(self.ledger, transport, owner, interval_s, transport)
+        transport, view = CeleryTransport(url), CeleryTransport(url)
+        relay = Relay(self.ledger, transport, owner, interval_s, view)
         relay.start()
         self.relays.append(relay)
-        self.transports.append(transport)
+        self.transports += [transport, view]
         return relay
 
     def stop(self) -> None:
@@ -96,6 +97,27 @@ def test_a_cancellation_is_sent_as_a_revocation(running: Running, desk: Any, led
         running.start(broker_url)
         wait_until(lambda: pubsub.get_message(ignore_subscribe_messages=True, timeout=0.1) is not None)
     wait_until(lambda: desk.topics(lease.job_id) == [])
+
+
+def test_a_cancellation_does_not_wait_for_what_is_looked_through(
+    running: Running, desk: Any, ledger: Ledger, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With very many jobs it takes long to find what is to be raised, published again, or forgotten."""
+    looking, over = threading.Event(), threading.Event()
+
+    def look(*_: Any) -> int:
+        looking.set()
+        assert over.wait(10)
+        return 0
+
+    monkeypatch.setattr(ledger, "raise_aged", look)
+    relay = running.start(broker_url)
+    assert looking.wait(10)
+    lease = desk.running()
+    ledger.request_cancel([lease.job_id])
+    relay.wake()
+    wait_until(lambda: desk.topics(lease.job_id) == [], within_s=5)
+    over.set()
 
 
 def test_it_reaps_and_publishes_what_it_reaped(
@@ -182,7 +204,7 @@ def test_a_broker_that_hangs_does_not_keep_it_from_stopping(
     relay.wake()
     time.sleep(0.5)
     relay.stop(timeout_s=8)
-    assert not relay._thread.is_alive()
+    assert not any(thread.is_alive() for thread in relay._threads)
     broker.kill(signal.SIGCONT)
     assert desk.topics(job_id) == ["publish"]
 
