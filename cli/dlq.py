@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.jobs import Json, Url, connected, each, readable, report
-from cli.output import Exit, Failure, out, print_json
+from cli.output import Exit, Failure, err, out, print_json
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -42,16 +42,19 @@ def list_dead(
 ) -> None:
     """List dead letters, newest first."""
     with connected(url) as client:
-        found = client.dead_letters(model=model, tenant=tenant, older_than_s=older_than, page_size=min(limit, 100))
+        found = client.dead_letters(model=model, tenant=tenant, older_than_s=older_than, page_size=min(limit + 1, 100))
         jobs = list(islice(found, limit))
+        more = bool(jobs) and next(found, None) is not None
     if as_json:
         print_json([job.model_dump(mode="json", exclude_none=True) for job in jobs])
         return
     from headrace.contract import utc_now
 
-    from cli.render import listing
+    from cli.render import dead_letters
 
-    out.print(listing(jobs, utc_now(), out.width) if jobs else "no dead letters", soft_wrap=True)
+    out.print(dead_letters(jobs, utc_now(), out.width) if jobs else "no dead letters", soft_wrap=True)
+    if more:
+        err.print("[dim]there are more: --limit N[/]", soft_wrap=True)
 
 
 @app.command("show")
@@ -76,9 +79,14 @@ def show(
     for lost in letter.lost_attempts:
         out.print(
             f"attempt {lost.attempt} lost {lost.lost_at:%Y-%m-%d %H:%M:%S} on {lost.worker}"
-            f" with {lost.companions} other jobs",
+            f" with {_others(lost.companions)}",
             soft_wrap=True,
         )
+
+
+def _others(companions: int) -> str:
+    """Who was lost together with a job."""
+    return {0: "no other job", 1: "one other job"}.get(companions, f"{companions} other jobs")
 
 
 @app.command("replay")

@@ -117,6 +117,21 @@ def listing(jobs: Sequence[Job], now: datetime, width: int) -> Text:
                 Text(one_line(outcome, 80)),
             ]
         )
+    return _columns(rows, width)
+
+
+def dead_letters(jobs: Sequence[Job], now: datetime, width: int) -> Text:
+    """Jobs that used their attempts up, one a line: when that was, and with whom the last of them was lost."""
+    rows = [[Text(name, "bold") for name in ("Job", "Model", "Tenant", "Died", "Attempts", "Last worker")]]
+    for job in jobs:
+        died = age((now - job.finished_at).total_seconds()) if job.finished_at else "-"
+        cells = (job.id, job.model, job.tenant, died, f"{job.attempt} of {job.max_attempts}", job.worker or "-")
+        rows.append([Text(cell) for cell in cells])
+    return _columns(rows, width)
+
+
+def _columns(rows: list[list[Text]], width: int) -> Text:
+    """Rows of `width` columns; the last cell is cut, nothing else is."""
     widths = [max(cell.cell_len for cell in column) for column in list(zip(*rows, strict=True))[:-1]]
     room = max(width - sum(widths) - len(GAP) * len(widths), TEXT_COLUMNS)
     for row in rows:

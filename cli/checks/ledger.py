@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.contract import JobStatus
+from headrace.contract import JobStatus, Reason
 from headrace.urls import masked
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -16,13 +16,15 @@ from cli.checks.finding import Finding, Reporter
 from cli.instance import ledger_url
 from cli.output import Failure, first_line
 from ledger import Ledger
-from ledger.contract import LedgerUnavailable
+from ledger.contract import JobFilter, LedgerUnavailable
 from ledger.database import ledger_url as parse
 from settings import Settings, is_loopback
 
 ledger = Reporter("ledger")
 STALE_S = 15.0
 """An outage's grace, and a few rounds of the reaper."""
+MOST_LETTERS = 100
+"""Dead letters that are counted."""
 
 
 def check_ledger(settings: Settings) -> list[Finding]:
@@ -67,6 +69,7 @@ def _findings(url: str) -> Iterator[Finding]:
         jobs = sum(sum(by_status.values()) for by_status in counts.values())
         yield ledger.ok(f"{jobs} jobs on record, {dead} of them failed")
         yield _leases(database)
+        yield _dead_letters(database)
         models = sorted(database.models())
         if models:
             yield ledger.ok(f"models announced: {', '.join(models)}")
@@ -86,6 +89,18 @@ def _leases(database: Ledger) -> Finding:
     return ledger.warn(
         f"{stale} running jobs have had no worker for more than {STALE_S:g} s, and nobody queued them again",
         "no relay runs: start the API or a worker, and look at their logs",
+    )
+
+
+def _dead_letters(database: Ledger) -> Finding:
+    """Jobs that wait for somebody to look at them."""
+    page = database.page(JobFilter(reason=Reason.DEAD_LETTER, limit=MOST_LETTERS))
+    if not page.data:
+        return ledger.ok("no dead letter")
+    count = f"{len(page.data)} or more" if page.has_more else str(len(page.data))
+    return ledger.warn(
+        f"dead letters: {count}; each lost its worker at every attempt",
+        "`headrace dlq list` and `headrace dlq show JOB`, then replay or purge them",
     )
 
 

@@ -101,8 +101,15 @@ def test_no_other_job_is_a_dead_letter(client: Client, server: ApiServer) -> Non
 def test_the_command_line_lists_shows_replays_and_purges(server: ApiServer, letters: list[str], client: Client) -> None:
     listed = run(server, "list", "--json")
     assert [job["id"] for job in json.loads(listed.stdout)] == letters
-    assert letters[0] in run(server, "list").stdout
-    assert "attempt 1 lost" in run(server, "show", letters[0]).stdout
+    shown = run(server, "list")
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["Job", *letters]
+    assert not shown.stderr
+    first = run(server, "list", "--limit", "1")
+    assert letters[1] not in first.stdout
+    assert "there are more: --limit N" in first.stderr
+    told = run(server, "show", letters[0]).stdout
+    assert "attempt 1 lost" in told
+    assert told.rstrip().endswith("on w1 with one other job")
     assert run(server, "replay").exit_code == 2, "all of them only if asked for"
     assert run(server, "replay", letters[0], "--tenant", "a").exit_code == 2
     assert run(server, "replay", "--all", "--tenant", "a").exit_code == 0

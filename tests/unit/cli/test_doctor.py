@@ -137,6 +137,19 @@ def test_leases_that_nobody_reaps_are_a_warning(database_url: str) -> None:
     assert find(check_ledger(Settings(database_url=database_url)), "run out unnoticed").level is Level.OK
 
 
+def test_dead_letters_are_told(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    ledger = Ledger(database_url)
+    assert find(check_ledger(Settings(database_url=database_url)), "no dead letter").level is Level.OK
+    job = ledger.submit(JobRequest(model="m", prompt="x", max_attempts=1)).job
+    ledger.claim([Claim(job.id)], "w", -60)
+    ledger.reap()
+    ledger.close()
+    told = find(check_ledger(Settings(database_url=database_url)), "dead letters: 1;")
+    assert told.level is Level.WARN
+    assert "headrace dlq list" in str(told.advice)
+
+
 def test_outcomes_that_wait_in_the_spool_are_a_warning(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     assert find(check_spool(settings), "no outcome waits").level is Level.OK

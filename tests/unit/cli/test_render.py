@@ -10,7 +10,7 @@ import pytest
 from headrace.contract import Choice, Job, JobError, JobResult, JobStatus, Priority, Reason, Timings, Usage
 from rich.console import Console, RenderableType
 
-from cli.render import age, facts, listing, ms, one_line, whole
+from cli.render import age, dead_letters, facts, listing, ms, one_line, whole
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -89,6 +89,15 @@ def test_a_listing_too_wide_for_the_terminal_keeps_its_columns() -> None:
     shown = listing([job(result=RESULT, timings=TIMINGS), job(model="other" * 5)], NOW, 40).plain
     assert "other" * 5 in shown
     assert "12.3 s  the [bold] …" in shown
+
+
+def test_dead_letters_show_when_and_with_whom_they_died() -> None:
+    died = job(status=JobStatus.FAILED, attempt=3, finished_at=NOW - timedelta(hours=2), worker="w@here/1234")
+    assert dead_letters([died, died.model_copy(update={"worker": None})], NOW, 100).plain.splitlines() == [
+        "Job                                   Model  Tenant   Died  Attempts  Last worker",
+        "01a228d0-6211-7df2-a9ae-98c99bdd329f  tiny   default  2 h   3 of 3    w@here/1234",
+        "01a228d0-6211-7df2-a9ae-98c99bdd329f  tiny   default  2 h   3 of 3    -",
+    ]
 
 
 @pytest.mark.parametrize(
