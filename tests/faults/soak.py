@@ -146,7 +146,7 @@ class Soak:
 
     def _leave(self, worker: WorkerProcess) -> None:
         self._away[worker.node].append((time.time(), math.inf))
-        worker.signal(signal.SIGTERM)
+        worker.signal(self._random.choice((signal.SIGTERM, signal.SIGQUIT)))
 
     def _sleep(self, worker: WorkerProcess) -> None:
         slept_s = time.time()
@@ -156,8 +156,14 @@ class Soak:
         self._away[worker.node].append((slept_s, time.time()))
 
     def _api(self) -> None:
-        self._stage.api.process.kill()
-        self._stage.api.process.wait(10)
+        process = self._stage.api.process
+        if self._random.random() < 0.5:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(AWAY_S)
+            process.send_signal(signal.SIGCONT)
+        else:
+            process.kill()
+            process.wait(10)
 
     def _broker(self) -> None:
         fault = self._random.choice((crashed, wiped, frozen, cut_off, full, demoted))

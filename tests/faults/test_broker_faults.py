@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.faults.points import WORK, Strike
+from tests.faults.points import SUBMISSION, WORK, Strike
 from tests.faults.stage import Stage
 from tests.workers import eventually
 
@@ -108,6 +108,28 @@ def test_every_job_ends_once(stage: Stage, fault: Callable[[Stage], AbstractCont
     stage.place.ended(new, within_s=BACK_S + SLACK_S)
     assert time.monotonic() - back_s < BACK_S + SLACK_S
     stage.assert_clean(within_s=45)
+
+
+USUAL_AT_THE_DOOR = {(full, "before publish"), (wiped, "after publish")}
+DOOR_CELLS = [
+    pytest.param(fault, point.name, marks=() if (fault, point.name) in USUAL_AT_THE_DOOR else (pytest.mark.faults,))
+    for fault, point in itertools.product(FAULTS, SUBMISSION)
+]
+
+
+@pytest.mark.parametrize(("fault", "point"), DOOR_CELLS)
+def test_what_is_being_submitted_is_kept(
+    stage: Stage, fault: Callable[[Stage], AbstractContextManager[None]], point: str
+) -> None:
+    """What is accepted is in the ledger, and its message is sent, or sent again, once it can be."""
+    stage.points.arm(point, Strike.HOLD)
+    with stage.submitting(2) as submission:
+        eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
+        with fault(stage):
+            stage.points.clear()
+            time.sleep(AWAY_S)
+        submission.result(timeout=30)
+    assert {job.attempt for job in stage.assert_clean(within_s=45)} == {1}
 
 
 @pytest.mark.faults

@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.faults.points import WORK, Strike
+from tests.faults.points import SUBMISSION, WORK, Strike
 from tests.faults.stage import Stage
 from tests.outage import outage
+from tests.workers import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +76,27 @@ def test_every_job_ends_once(stage: Stage, fault: Fault, point: str) -> None:
     stage.place.ended(new, within_s=BACK_S + SLACK_S)
     assert time.monotonic() - back_s < BACK_S + SLACK_S
     stage.assert_clean(within_s=45)
+
+
+USUAL_AT_THE_DOOR = {(restarted, "after submit")}
+DOOR_CELLS = [
+    pytest.param(fault, point.name, marks=() if (fault, point.name) in USUAL_AT_THE_DOOR else (pytest.mark.faults,))
+    for fault, point in itertools.product((restarted, crashed, frozen), SUBMISSION)
+]
+
+
+@pytest.mark.parametrize(("fault", "point"), DOOR_CELLS)
+def test_what_is_being_submitted_is_accepted_once(stage: Stage, fault: Fault, point: str) -> None:
+    """Whoever submits repeats it until there is an answer, and one job comes of it."""
+    if stage.postgres is None and fault is not restarted:
+        pytest.skip("SQLite has no server")
+    before = set(stage.stories())
+    stage.points.arm(point, Strike.HOLD)
+    with stage.submitting(2) as submission:
+        eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
+        with fault(stage):
+            stage.points.clear()
+            time.sleep(AWAY_S)
+        submission.result(timeout=30)
+    assert {job.attempt for job in stage.assert_clean(within_s=45)} == {1}
+    assert set(stage.stories()) - before == set(stage.accepted), "a submission that was repeated is one job"

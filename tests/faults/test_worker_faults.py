@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import sqlalchemy as sa
-from headrace.contract import Job, JobStatus
+from headrace.contract import Job, JobRequest, JobStatus
 from headrace.events import job_event
 from headrace.wire import stream_key
 
 from tests.conftest import Broker
-from tests.workers import WorkerProcess, Workplace, eventually
+from tests.workers import MODEL, WorkerProcess, Workplace, eventually
 
 pytestmark = pytest.mark.slow
+
+LINES = 200
+"""Jobs of a batch."""
 
 
 def all_succeed(workplace: Workplace, job_ids: Sequence[str], within_s: float) -> list[Job]:
@@ -45,6 +48,27 @@ def test_a_killed_workers_jobs_are_taken_over(workplace: Workplace, start_worker
     assert {job.attempt for job in jobs} == {2}
     assert {job.timings.attempts for job in jobs if job.timings} == {2}
     eventually(lambda: workplace.queued_messages() == 0, 10, "no message is left over")
+
+
+def test_many_jobs_at_once_outlive_their_worker_and_have_their_results_as_they_come(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    """vllm 30268: a batch's results are written at its end, or lost with it. batch-gateway 645: it is left frozen."""
+    first = start_worker("w1", step_s=0.002, WORKER__LEASE_S=2, MODEL__MAX_NUM_SEQS=8)
+    request = JobRequest(model=MODEL, prompt="one of many", max_tokens=40, temperature=0.0)
+    ids = [submission.job.id for submission in workplace.ledger.submit_many([request] * LINES)]
+
+    def done() -> list[Job]:
+        return [job for job in workplace.ledger.jobs(ids).values() if job.status is JobStatus.SUCCEEDED]
+
+    early = eventually(lambda: found if len(found := done()) >= LINES // 5 else None, 30, "some have ended")
+    first.kill()
+    assert len(done()) < LINES, "the others were still to come"
+    assert all(job.result is not None and job.result.text for job in early)
+    start_worker("w2", step_s=0.002, WORKER__LEASE_S=2, MODEL__MAX_NUM_SEQS=8)
+    jobs = {job.id: job for job in all_succeed(workplace, ids, within_s=60)}
+    assert [jobs[job.id] for job in early] == early, "what had ended is as it was"
+    assert {job.attempt for job in jobs.values()} == {1, 2}
 
 
 def test_a_flushed_broker_gets_its_jobs_again(
