@@ -147,12 +147,14 @@ class JobRow(Base):
         ),
         Index(
             "ix_jobs_deadline",
+            "status",
             "deadline",
             postgresql_where=text("status = 'queued'"),
             sqlite_where=text("status = 'queued'"),
         ),
         Index(
             "ix_jobs_lease",
+            "status",
             "lease_until",
             postgresql_where=text("status = 'running'"),
             sqlite_where=text("status = 'running'"),

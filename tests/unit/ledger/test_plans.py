@@ -50,6 +50,18 @@ def test_jobs_that_are_named_are_looked_up_and_not_searched_for_by_their_state(l
     assert not bad, bad
 
 
+@pytest.mark.slow
+def test_the_reaper_reads_what_is_late_and_nothing_else(ledger: Ledger) -> None:
+    """Each second: with many jobs that wait, to look through them all takes long."""
+    if ledger._database.engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL knows how few they are")
+    fill(ledger, 3000)
+    plans = Plans(ledger._database.engine).watch(lambda: (ledger.reap(), ledger.stale_leases(0.5)))
+    late = {name for plan in plans.values() for name in re.findall(r"ix_jobs_(\w+) \(status=\? AND \w+<\?\)", plan)}
+    assert late == {"deadline", "lease"}
+    assert not any("TEMP B-TREE" in plan for plan in plans.values())
+
+
 def test_a_scan_is_told_from_a_search() -> None:
     assert scans("SCAN jobs") == {"jobs"}
     assert scans("SCAN jobs USING INDEX ix_jobs_created") == set()
