@@ -10,12 +10,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.model import open_files, revision
-from engine.model.assembly import to_torch
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
 from engine.model.hf_dir import HFDirectory
 from engine.model.hf_names import LLAMA, Checkpoint
 from engine.model.spec import ModelSpec, RopeSpec
+from engine.model.tensors import to_torch
 from text.bundle import TextBundle
 
 LAYER_PARTS = ("attn_norm", "mlp_norm", "q", "k", "v", "o", "gate", "up", "down")

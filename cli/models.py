@@ -24,8 +24,8 @@ app = typer.Typer(help="Fetch, list and announce models.", no_args_is_help=True)
 NAMES = "A catalogue name, a Hugging Face directory, a GGUF file, or a hub id. By default the configured one."
 ARGUMENT = "the argument MODEL"
 Name = Annotated[str | None, typer.Argument(help=NAMES, metavar="[MODEL]")]
-Quantization = Literal["none", "int8", "gguf"]
-QUANTIZATION = "The weights' form: `none` as they are, `int8`, or `gguf`, a GGUF file's own blocks. On CPUs."
+Quantization = Literal["none", "int8", "int4", "gguf"]
+QUANTIZATION = "The weights' form: `none` as they are, in 8 or 4 bits, or `gguf`, a GGUF file's own blocks."
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 

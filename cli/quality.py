@@ -55,6 +55,7 @@ def _score(settings: Settings, config: dict[str, Any]) -> Scores:
                 model=model.model_path,
                 cache=settings.cache,
                 device=model.device,
+                kernels=model.kernels,
                 threads=model.threads,
                 max_seq_len=PIECE_TOKENS,
                 **config,

@@ -55,6 +55,10 @@ def worker(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     quantization: Annotated[Quantization | None, typer.Option(help=QUANTIZATION)] = None,
+    kernels: Annotated[
+        Literal["auto", "torch", "triton"] | None,
+        typer.Option(help="Whose operations a GPU computes with; by default Triton's where it runs, else torch's."),
+    ] = None,
     adapter: Adapters = None,
     kv_cache_dtype: Annotated[
         Literal["auto", "int8", "fp8"] | None,
@@ -95,6 +99,7 @@ def worker(
         "max_seq_len": max_seq_len,
         "threads": threads,
         "quantization": quantization,
+        "kernels": kernels,
         "speculative_model": speculative_model,
         "adapters": named_paths(adapter) if adapter else None,
         "kv_cache_dtype": kv_cache_dtype,

@@ -11,11 +11,13 @@ from typing import Any, Literal, get_args
 from engine.compression import KVCompression
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8", "gguf"]
+Quantization = Literal["none", "int8", "int4", "gguf"]
 KVDtype = Literal["auto", "int8", "fp8"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 KV_DTYPES: tuple[str, ...] = get_args(KVDtype)
+KernelChoice = Literal["auto", "torch", "triton"]
+KERNELS: tuple[str, ...] = get_args(KernelChoice)
 MOST_THREADS = 1024
 """More than any machine's cores; a system that can't start so many would end the process."""
 MOST_RANKS = 64
@@ -56,7 +58,11 @@ class EngineConfig:
     """Share of the device's memory that may be used; on a CPU, of what this process has and could still get."""
     threads: int | None = None
     quantization: Quantization = "none"
-    """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
+    """Of the layers' weights. `none`: in `dtype`; `int8`, `int4`: in so many bits; `gguf`: a GGUF file's own blocks.
+
+    The CPU library has activations in 8 bits with them, and no `int4`."""
+    kernels: KernelChoice = "auto"
+    """Whose operations torch's models are computed with: `auto` is Triton on a GPU that it runs on, else `torch`."""
     embeddings: bool = False
     """Whether texts can be made into vectors too, which takes torch on a CPU."""
     enable_prefix_caching: bool = True
@@ -88,7 +94,9 @@ class EngineConfig:
     """Share of the memory left after the weights that admission keeps free."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("quantization", QUANTIZATIONS), ("kv_cache_dtype", KV_DTYPES)):
+        for name, known in (
+            ("dtype", DTYPES), ("quantization", QUANTIZATIONS), ("kv_cache_dtype", KV_DTYPES), ("kernels", KERNELS)
+        ):  # fmt: skip
             self._require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
         self._require("overlap", isinstance(self.overlap, bool) or self.overlap == "auto", "True, False or 'auto'")
         for name in ("tensor_parallel_size", "max_num_seqs", "max_seq_len", "max_num_batched_tokens", "page_size"):

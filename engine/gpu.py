@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.decode_graphs import MOST_CONTEXT_TOKENS, RECORDING_BYTES, DecodeGraphs, sizes_up_to
+from engine.decode_graphs import MOST_CONTEXT_TOKENS, RECORDING_BYTES, DecodeGraphs, kinds_of, sizes_up_to
+from engine.devices import check_max_num_seqs, choose_device
 from engine.executor import is_out_of_memory
 from engine.launching import Launched
 from engine.memory.machine import DeviceMemory
@@ -19,7 +20,7 @@ from engine.model import ModelFiles
 from engine.model.decoder import Decoder
 from engine.parallel.group import Group
 from engine.recording import CudaRecorder, Recorder
-from engine.runner import TorchModel, choose_device
+from engine.runner import TorchModel
 from engine.staging import Fence, Staging, fences
 from engine.step_tensors import NO_SAMPLING, StepTensors
 from kernels.columns import chosen_by_columns
@@ -27,8 +28,6 @@ from kernels.kv import KVLayout
 from kernels.sampling import Sampled
 
 log = logging.getLogger(__name__)
-
-SEQUENCES_PER_MULTIPROCESSOR = 4
 
 
 class GpuModel(TorchModel):
@@ -53,8 +52,7 @@ class GpuModel(TorchModel):
         Raises ValueError for more sequences than the device has any use for.
         """
         device = choose_device(config.device)
-        if device.type == "cuda":
-            check_max_num_seqs(config.max_num_seqs, torch.cuda.get_device_properties(device).multi_processor_count)
+        check_max_num_seqs(config.max_num_seqs, device)
         model = super().load(config, files, group)
         obstacle = model._obstacle()
         if recorder is None and obstacle is None:
@@ -77,11 +75,16 @@ class GpuModel(TorchModel):
             return
         decoder, storage = self._open(), self._stored()
         graphs = DecodeGraphs(
-            self._staging, self.info.vocab_size, storage.layout, storage.unused_page, self._most_context
+            self._staging,
+            self.info.vocab_size,
+            storage.layout,
+            storage.unused_page,
+            self._most_context,
+            len(self.info.adapters),
         )
 
         def compute(step: StepTensors) -> tuple[Tensor, Tensor]:
-            logits = decoder.logits(decoder.hidden(step.token_ids, step.meta, self._kv, step.rows))
+            logits = decoder.logits(decoder.hidden(step.token_ids, step.meta, self._kv, step.rows, step.adapted))
             return logits, decoder.kernels.choose(logits, step.columns)
 
         try:
@@ -156,9 +159,9 @@ class GpuModel(TorchModel):
         """What the recordings that are still to be made will need: activations that they share, and what each has."""
         if self._recorder is None or self._graphs is not None:
             return 0
-        sizes = sizes_up_to(self._config.max_num_seqs)
+        sizes, kinds = sizes_up_to(self._config.max_num_seqs), kinds_of(len(self.info.adapters))
         unused_bytes = self.kv_layout(self._config.page_size).extent_bytes
-        return self.activation_bytes(sizes[-1], sizes[-1]) + len(sizes) * RECORDING_BYTES + unused_bytes
+        return self.activation_bytes(sizes[-1], sizes[-1]) + len(sizes) * len(kinds) * RECORDING_BYTES + unused_bytes
 
 
 class _Step:
@@ -189,13 +192,3 @@ def _is_short_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__context__
     return False
-
-
-def check_max_num_seqs(max_num_seqs: int, multiprocessors: int) -> None:
-    """Raise ValueError for more sequences than a device with so many multiprocessors computes side by side."""
-    most = SEQUENCES_PER_MULTIPROCESSOR * multiprocessors
-    if max_num_seqs > most:
-        raise ValueError(
-            f"max_num_seqs is {max_num_seqs}, and a GPU with {multiprocessors} multiprocessors runs {most} at most "
-            f"({SEQUENCES_PER_MULTIPROCESSOR} for each): lower it"
-        )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
+from engine.devices import check_kv_dtype, choose_device, choose_dtype
 from engine.fake import is_fake
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
 from engine.memory.storage import KVStorage
@@ -24,6 +25,7 @@ from engine.model.decoder import Decoder
 from engine.model.foreign import ForeignDecoder, load_foreign
 from engine.model.gguf_file import GGUFFile
 from engine.model.ops import usable_ops
+from engine.model.quantised import check_groups
 from engine.model.spec import ForeignModel, UnsupportedModel
 from engine.model.split import Part, SplitWeights, split_adapter
 from engine.parallel.group import Group
@@ -37,9 +39,6 @@ from kernels.registry import get_kernels
 from kernels.sampling import Sampled, SamplingBatch, TokenLogprobs
 
 AnyDecoder = Decoder | ForeignDecoder
-
-FP8_CAPABILITY = (8, 9)
-"""NVIDIA's compute capability from which on there are conversions of float8."""
 
 LEAST_ROWS = 16
 """Rows whose logits may stand side by side even if fewer sequences may run."""
@@ -83,11 +82,13 @@ class TorchModel:
         check_kv_dtype(config, device)
         adapters = open_adapters(config, files)
         decoder = load_decoder(config, files, dtype, device, group, adapters)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of what the weights were made from
         spec, text, kv_dtype = decoder.spec, files.text, TYPES.get(config.kv_cache_dtype, dtype)
         info = ModelInfo(
             revision=revision(config, files),
             device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=str(dtype).removeprefix("torch.") if config.quantization == "none" else config.quantization,
             context_len=spec.context_len,
             vocab_size=min(text.vocab_size, spec.vocab_rows),
             kv_bytes_per_token=spec.kv_bytes_per_token(kv_dtype.itemsize, scale_bytes(kv_dtype)),
@@ -243,7 +244,7 @@ def load_decoder(
 
     Of several ranks, this one's.
     """
-    kernels = get_kernels(device, TYPES.get(config.kv_cache_dtype))
+    kernels = get_kernels(device, TYPES.get(config.kv_cache_dtype), config.kernels)
     try:
         spec = spec_of(config, files)
     except ForeignModel as reason:
@@ -253,7 +254,13 @@ def load_decoder(
             raise ValueError(f"no operation of {config.model} can be replaced: {reason}") from reason
         if group is not None:
             raise UnsupportedModel(f"{reason}; transformers' code serves it on one device alone") from reason
+        if config.quantization != "none":
+            raise UnsupportedModel(
+                f"{reason}; transformers' code, which would serve it, takes its weights as they are: set quantization"
+                " to none"
+            ) from reason
         return load_foreign(config, files, reason, kernels, dtype, device)
+    check_groups(spec, config.quantization, 1 if group is None else group.ranks)
     source, part, whole = open_weights(files, spec), None, spec
     if group is not None:
         part = Part(group.rank, group.ranks)
@@ -270,6 +277,7 @@ def load_decoder(
         ops=usable_ops(config.ops, spec, dtype, device),
         part=part,
         adapters=adapters,
+        quantization=config.quantization,
     )
     return Decoder(spec, weights, kernels, dtype, group, min(files.text.vocab_size, whole.vocab_rows))
 
@@ -280,45 +288,9 @@ def check_ops(config: EngineConfig) -> None:
         raise ValueError("the fake model has no operations that could be replaced")
     if config.tensor_parallel_size > 1:
         raise ValueError("custom operations run on one device alone: they need tensor_parallel_size=1")
-    if config.quantization != "none":
-        raise ValueError(f"custom operations need torch, which has no quantization={config.quantization!r}")
     try:
         spec = spec_of(config, open_files(config))
     except ForeignModel as reason:
         raise ValueError(f"no operation of {config.model} can be replaced: {reason}") from reason
     device = choose_device(config.device)
     usable_ops(config.ops, spec, choose_dtype(config.dtype, device), device)
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but this machine has no usable GPU")
-    return device
-
-
-def check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
-    """Raise ValueError if `device` can't keep keys and values as `config` asks."""
-    if config.kv_cache_dtype != "fp8" or device.type != "cuda" or torch.version.hip is not None:
-        return
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < FP8_CAPABILITY:
-        raise ValueError(
-            f"kv_cache_dtype='fp8' needs a GPU of compute capability 8.9 or newer, this one has {major}.{minor}:"
-            " set kv_cache_dtype to int8, which takes as little memory"
-        )
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device multiplies it natively, else float32."""
-    if name == "auto":
-        if device.type == "cuda":
-            native = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            native = torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if native else torch.float32
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    return dtypes[name]

@@ -79,13 +79,15 @@ def numbers_of(batch: Batch, sampling: SamplingBatch, vocab: int, adapters: int)
 
 
 def padded_numbers_of(
-    batch: Batch, sampling: SamplingBatch, vocab: int, size: int, width: int, unused_slot: int
+    batch: Batch, sampling: SamplingBatch, vocab: int, size: int, width: int, unused_slot: int, adapters: int = 0
 ) -> list[Numbers]:
-    """The same of a step in which each request has one row, no adapter, and is sampled: as if there were `size`.
+    """The same of a step in which each request has one row and is sampled: as if there were `size`.
 
-    Those that there aren't have no row in the eyes of attention; their keys and values go to `unused_slot`.
+    Those that there aren't have no row in the eyes of attention, and no adapter; their keys and values go to
+    `unused_slot`. With `adapters` 0 nobody has one.
     """
     requests = len(batch.context_len)
+    order, starts = _adapter_rows(batch, adapters) if adapters else ([], [])
     return [
         *(_padded(column, size) for column in columns_of(sampling, vocab)),
         _padded(_integers(batch.token_ids), size),
@@ -96,8 +98,8 @@ def padded_numbers_of(
         np.arange(size, dtype=np.int32),
         _carried(batch, size),
         _tables(batch.block_tables, size, width),
-        _integers([]),
-        _integers([]),
+        _padded(_integers(order), size if adapters else 0),
+        _integers(starts),
     ]
 
 

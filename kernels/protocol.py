@@ -19,6 +19,7 @@ from kernels.adapters import AdapterRows, Adapters
 from kernels.columns import Columns
 from kernels.kv import KVLayout, Thinning
 from kernels.sampling import Sampled, SamplingBatch
+from kernels.weights import QuantisedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ class Kernels(Protocol):
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Pack a weight [out, in] and an optional bias [out]."""
+        ...
+
+    def quantised_linear(self, weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
+        """The same of a weight in 8 or 4 bits; `bias` is of the activations' type."""
         ...
 
     def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:

@@ -17,9 +17,12 @@ from kernels.protocol import Attention, AttentionMetadata, Linear
 from kernels.reference_attention import AttentionPlan, PagedKV, attend, kv_views, plan, thin
 from kernels.reference_sampling import choose, sample
 from kernels.sampling import Sampled, SamplingBatch
+from kernels.weights import QuantisedWeight
 
 PACKED_FOR_ROWS = 64
 """Rows that the packed layout of a weight is chosen for; any number of rows may be multiplied with it."""
+RESTORED_NUMBERS = 2**22
+"""Of a quantised weight that are there as floats at once."""
 
 
 class TorchLinear:
@@ -47,6 +50,24 @@ class PackedLinear:
         return out
 
 
+class RestoredLinear:
+    """A quantised weight, some outputs of which are restored at a time and multiplied with."""
+
+    def __init__(self, weight: QuantisedWeight, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.out_features, weight.in_features
+        self._weight = weight
+        self._bias = bias
+        self._outputs = max(1, RESTORED_NUMBERS // weight.in_features)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty(len(x), self.out_features)
+        for first in range(0, self.out_features, self._outputs):
+            mine = slice(first, first + self._outputs)
+            bias = None if self._bias is None else self._bias[mine]
+            out[:, mine] = functional.linear(x, self._weight.restored(x.dtype, mine), bias)
+        return out
+
+
 class ReferenceKernels:
     """The torch implementation of `kernels.protocol.Kernels`, on any device."""
 
@@ -62,6 +83,9 @@ class ReferenceKernels:
         if self._packs and _onednn_has(weight.dtype):
             return PackedLinear(weight.contiguous(), bias)
         return TorchLinear(weight.contiguous(), bias)
+
+    def quantised_linear(self, weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
+        return RestoredLinear(weight, bias)
 
     def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
         add_adapters(x, out, rows, adapters)

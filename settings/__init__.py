@@ -77,8 +77,10 @@ class ModelSettings(BaseModel):
     sliding_window: int | None = Field(None, ge=1)
     """Most tokens that a token sees of those before it; None is what the model was made for."""
     threads: int | None = Field(None, ge=1)
-    quantization: Literal["none", "int8", "gguf"] = "none"
-    """`none`: weights in `dtype`; `int8`: 8-bit weights and activations; `gguf`: a GGUF file's blocks as they are."""
+    quantization: Literal["none", "int8", "int4", "gguf"] = "none"
+    """Of the layers' weights. `none`: in `dtype`; `int8`, `int4`: in so many bits; `gguf`: a GGUF file's own blocks."""
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    """Whose operations torch's models are computed with: `auto` is Triton on a GPU that it runs on, else `torch`."""
     adapters: dict[Name, Path] = {}
     """Low-rank adapters that jobs may name, and their directories (PEFT's); the same for all workers of a model."""
     embeddings: bool = False

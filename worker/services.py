@@ -141,6 +141,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         gpu_memory_utilization=asked.gpu_memory_utilization,
         threads=asked.threads,
         quantization=asked.quantization,
+        kernels=asked.kernels,
         adapters=asked.adapters,
         embeddings=asked.embeddings,
         enable_prefix_caching=asked.enable_prefix_caching,

@@ -20,7 +20,8 @@ from kernels.sampling import SamplingBatch
 from kernels.triton.architecture import architecture_of
 from kernels.triton.checks import interpreter
 from kernels.triton.kernels import TritonKernels
-from kernels.triton.linear import GROUP, QuantisedLinear, quantise
+from kernels.triton.linear import QuantisedLinear
+from kernels.weights import GROUP, Bits, QuantisedWeight
 
 TOLERANCE = 2e-2
 """Relative error of bfloat16 results."""
@@ -131,16 +132,23 @@ def correctness(bench: Bench) -> Iterator[Line]:
     yield line("add and RMSNorm", got[1], expected[1])
     yield line("SiLU and mul", mine.silu_and_mul(x), reference.silu_and_mul(x))
     yield line("GELU and mul", mine.gelu_and_mul(x), reference.gelu_and_mul(x))
-    for bits in (8, 4):
-        weight = bench.randn(192, 4 * GROUP, dtype=torch.float32) / 16
+    for name, quantised in _weights(bench, 192, 4 * GROUP):
         x = bench.randn(33, 4 * GROUP)
-        integers, scales = quantise(weight, bits)
-        rounded = integers.float() * scales.repeat_interleave(GROUP, 1)
-        got_product = QuantisedLinear.of(mine.architecture, bits, weight)(x)
-        yield line(f"int{bits} weights", got_product, x.float() @ rounded.T)
+        got_product = QuantisedLinear(mine.architecture, quantised)(x)
+        yield line(f"{name} weights", got_product, x.float() @ quantised.restored(torch.float32).T)
     yield _adapter_line(bench, line)
     yield _copy_line(bench)
     yield _sampling_line(bench, reference)
+
+
+def _weights(bench: Bench, outputs: int, inputs: int) -> Iterator[tuple[str, QuantisedWeight]]:
+    """Weights in each form that there is a kernel for."""
+    weight = bench.randn(outputs, inputs, dtype=torch.float32) / 16
+    forms: list[tuple[Bits, int]] = [(8, GROUP), (4, GROUP), (8, 32), (4, 32)]
+    for bits, group in forms:
+        yield f"int{bits} by {group}", QuantisedWeight.rounded(weight, bits, group)
+    made = QuantisedWeight.rounded(weight, 4, 32)
+    yield "int4 by 32, with minimums", QuantisedWeight(4, made.numbers, made.scales, made.zeros * 0.9)
 
 
 def _adapter_line(bench: Bench, line: Callable[[str, Tensor, Tensor], Line]) -> Line:
@@ -241,10 +249,10 @@ def speeds(bench: Bench) -> Iterator[Line]:
     norm = lambda: bench.kernels.add_rms_norm(residual, x, weight, 1e-6, torch.bfloat16)  # noqa: E731
     yield by_bytes(f"add and RMSNorm {rows} x {hidden}", rows * hidden * (4 + 4 + 2 + 2), norm)
     yield by_bytes(f"SiLU and mul {rows} x {hidden // 2}", rows * hidden * 3, lambda: bench.kernels.silu_and_mul(x))
-    for bits in (8, 4):
-        linear = QuantisedLinear.of(bench.kernels.architecture, bits, bench.randn(hidden, hidden))
-        few = bench.randn(8, hidden)
-        yield by_bytes(f"int{bits} weights, 8 rows", hidden * hidden * bits // 8, lambda: linear(few))  # noqa: B023
+    for name, quantised in _weights(bench, hidden, hidden):
+        linear, few = QuantisedLinear(bench.kernels.architecture, quantised), bench.randn(8, hidden)
+        moved = quantised.numbers.nbytes + quantised.scales.nbytes
+        yield by_bytes(f"{name} weights, 8 rows", moved, lambda: linear(few))  # noqa: B023
 
 
 def _prepared(bench: Bench, kernels: TritonKernels, batch: Batch, width: int) -> Callable[[], object]:

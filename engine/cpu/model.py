@@ -36,6 +36,10 @@ def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
         return "it makes no embeddings"
     if config.ops:
         return "its operations can't be replaced"
+    if config.kernels != "auto":
+        return f"its operations are its own, and kernels is {config.kernels}"
+    if config.quantization == "int4":
+        return "it has 4 bits as the blocks of a GGUF file alone (quantization=gguf)"
     if config.kv_cache_dtype != "auto":
         return f"it keeps keys and values in bfloat16 or float32, and kv_cache_dtype is {config.kv_cache_dtype}"
     if config.dtype == "float16":

@@ -82,12 +82,6 @@ def load_one(config: EngineConfig) -> Model:
         if why_not is None:
             return CpuModel.load(config, files)
         logger.warning("torch serves %s, which is slower than the CPU library: %s", config.model, why_not)
-    else:
-        why_not = "it serves CPUs alone"
-    if config.quantization != "none":
-        raise ValueError(
-            f"quantization={config.quantization!r} needs the CPU library, which can't serve here: {why_not}"
-        )
     wait_briefly()
     if config.tensor_parallel_size > 1:
         from engine.parallel.model import ParallelModel

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from engine.config import Quantization
 from engine.model.adapter import Adapter
 from engine.model.adapter_weights import build_adapters
 from engine.model.decoder import DecoderWeights, Layer
@@ -16,10 +16,12 @@ from engine.model.mlp import MLP, Experts, GatedMLP, PlainMLP, gated, plain
 from engine.model.norms import LayerNorm, Norm, RMSNorm
 from engine.model.ops import Operation
 from engine.model.projection import Projection
+from engine.model.quantised import quantised
 from engine.model.rotary import rotary_table_of
 from engine.model.spec import ModelSpec
 from engine.model.split import Part, tokens_of_each
-from engine.model.weights import StoredTensor, Weights
+from engine.model.tensors import to_torch
+from engine.model.weights import Weights
 from kernels.protocol import Attention, Kernels, Linear
 
 
@@ -35,13 +37,15 @@ def build_weights(
     ops: Mapping[str, Operation] | None = None,
     part: Part | None = None,
     adapters: Sequence[Adapter] = (),
+    quantization: Quantization = "none",
 ) -> DecoderWeights:
     """Read, fuse and pack all weights. The head is cut to `vocab_size` rows: padding ids are never sampled.
 
     `ops` stand in the place of built-in operations. `part`: `spec` and `source` are those of one of several ranks,
-    whose head keeps its rows, so that all have as many.
+    whose head keeps its rows, so that all have as many. `quantization` is of the layers' matrices; embedding, head
+    and routers stay in `dtype`.
     """
-    parts = _Parts(spec, source, kernels, dtype, device, ops or {}, adapters)
+    parts = _Parts(spec, source, kernels, dtype, device, ops or {}, adapters, quantization)
     rows = vocab_size if part is None else tokens_of_each(spec.vocab_rows, part.ranks)
     embedding = parts.matrix("embedding", rows if part else 0)
     head = embedding if spec.tied_head else parts.matrix("head", rows if part else 0)
@@ -68,6 +72,7 @@ class _Parts:
     device: torch.device
     ops: Mapping[str, Operation]
     adapters: Sequence[Adapter]
+    quantization: Quantization
 
     def layer(self, i: int, cos_sin: Tensor) -> Layer:
         spec = self.spec
@@ -125,18 +130,20 @@ class _Parts:
         """Matrices of the same input as one, with what the adapters add to them."""
         widths = [self.source.shape(name)[0] for name in names]
         adapters = build_adapters(self.adapters, names, widths, self.dtype, self.device)
-        return Projection(self.kernels, self.linear(names, bias=bias), adapters)
+        return Projection(self.kernels, self.product(names, bias=bias), adapters)
+
+    def product(self, names: Sequence[str], *, bias: bool) -> Linear:
+        """The same in the form that is asked for."""
+        if self.quantization != "none":
+            weight = quantised([self.source[name] for name in names], self.quantization, self.device)
+            if weight is not None:
+                return self.kernels.quantised_linear(weight, self.bias(names) if bias else None)
+        return self.linear(names, bias=bias)
 
     def linear(self, names: Sequence[str], *, bias: bool) -> Linear:
         """Matrices of the same input as one."""
         weight = torch.cat([self.matrix(name) for name in names])
-        return self.kernels.linear(weight, torch.cat([self.matrix(f"{n}.bias") for n in names]) if bias else None)
+        return self.kernels.linear(weight, self.bias(names) if bias else None)
 
-
-def to_torch(stored: StoredTensor) -> Tensor:
-    """Elements in the file's own type, blocks as float32."""
-    if stored.kind == "BF16":
-        return torch.from_numpy(stored.data.view(np.int16).copy()).view(torch.bfloat16)
-    if stored.kind == "F16":
-        return torch.from_numpy(stored.data.copy())
-    return torch.from_numpy(stored.float32())
+    def bias(self, names: Sequence[str]) -> Tensor:
+        return torch.cat([self.matrix(f"{name}.bias") for name in names])

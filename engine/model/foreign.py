@@ -105,7 +105,8 @@ def load_foreign(
     model.set_attn_implementation("eager")
     expected = model(input_ids=ids, use_cache=False).logits[0, :, :vocab_size].float()
     model.set_attn_implementation(ATTENTION)
-    trial = ForeignDecoder(model, spec, get_kernels(device), dtype, vocab_size)  # whatever the KV is to be kept as
+    # Whatever the KV is to be kept as.
+    trial = ForeignDecoder(model, spec, get_kernels(device, choice=config.kernels), dtype, vocab_size)
     difference = ((_trial(trial, ids[0], device) - expected).abs().mean() / expected.std()).item()
     if not difference <= MOST_DIFFERENCE.get(dtype, MOST_ROUGH_DIFFERENCE):
         raise UnsupportedModel(

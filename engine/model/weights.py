@@ -45,9 +45,14 @@ class StoredTensor:
         return StoredTensor(self.kind, (len(data), *self.shape[1:]), data)
 
     def some_columns(self, columns: slice) -> StoredTensor:
-        """A run of a matrix's columns; of blocks, which lie within rows, as float32."""
+        """A run of a matrix's columns; of blocks as float32 where the cut goes through one."""
         if not self.is_plain:
-            return StoredTensor("F32", self.shape, self.float32()).some_columns(columns)
+            block, size_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.kind]]
+            first, end, _ = columns.indices(self.shape[1])
+            if first % block or end % block:
+                return StoredTensor("F32", self.shape, self.float32()).some_columns(columns)
+            data = self.data[:, first // block * size_bytes : end // block * size_bytes]
+            return StoredTensor(self.kind, (self.shape[0], end - first), data)
         data = self.data[:, columns]
         return StoredTensor(self.kind, (self.shape[0], data.shape[1]), data)
 

@@ -17,11 +17,13 @@ import torch
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.cpu.cores import usable_cores
+from engine.devices import check_max_num_seqs
 from engine.executor import ModelFailed
 from engine.memory.machine import DeviceMemory
 from engine.memory.storage import KVStorage
 from engine.model import ModelFiles, open_files, spec_of
 from engine.model.device import is_cpu
+from engine.model.quantised import check_groups
 from engine.model.spec import ForeignModel, UnsupportedModel
 from engine.model.split import check_divisible
 from engine.parallel.group import Group
@@ -189,7 +191,9 @@ def check(config: EngineConfig, files: ModelFiles) -> None:
     """Raise ValueError, UnsupportedModel among them, if the model can't be divided as `config` asks."""
     size = config.tensor_parallel_size
     try:
-        check_divisible(spec_of(config, files), size)
+        spec = spec_of(config, files)
+        check_divisible(spec, size)
+        check_groups(spec, config.quantization, size)
     except ForeignModel as reason:
         raise UnsupportedModel(f"{reason}; transformers' code serves it on one device alone") from reason
     if config.ops:
@@ -203,6 +207,8 @@ def check(config: EngineConfig, files: ModelFiles) -> None:
         )
     if torch.cuda.device_count() < size:
         raise ValueError(f"tensor_parallel_size={size} takes as many GPUs, and there are {torch.cuda.device_count()}")
+    for rank in range(size):
+        check_max_num_seqs(config.max_num_seqs, torch.device("cuda", rank))
 
 
 def _rank_config(config: EngineConfig, rank: int) -> EngineConfig:

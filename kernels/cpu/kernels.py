@@ -29,9 +29,10 @@ from kernels.cpu.sampling import Sampler
 from kernels.cpu.thinning import thin
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
-from kernels.reference import TorchLinear, add_adapters, gelu_and_mul
+from kernels.reference import RestoredLinear, TorchLinear, add_adapters, gelu_and_mul
 from kernels.reference_sampling import choose
 from kernels.sampling import Sampled, SamplingBatch
+from kernels.weights import QuantisedWeight
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 """What activations, keys and values may be, and how numpy holds it."""
@@ -84,6 +85,9 @@ class CpuKernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return PackedLinear(self.team, weight, bias) if weight.dtype in DTYPES else TorchLinear(weight, bias)
+
+    def quantised_linear(self, weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
+        return RestoredLinear(weight, bias)  # the library's own 8 and 4 bits take activations in 8 bits, too
 
     def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
         if x.dtype not in DTYPES:

@@ -68,12 +68,12 @@ def prefill(architecture: Architecture, head_size: int, element_bytes: int) -> T
     return Tile(128, 32 if wide else 64, 8, 3 if wide else 5)
 
 
-def linear(architecture: Architecture, rows: int, element_bytes: int, bits: int) -> Tile:
-    """For products of `rows` rows with quantised weights: a step of its loop is one group of inputs."""
+def linear(architecture: Architecture, rows: int, element_bytes: int, step_bytes: int) -> Tile:
+    """For products of `rows` rows with quantised weights, of which a step takes so many bytes for each output."""
     if element_bytes == 4:
         return Tile(16, 32, 4, 2)
     if rows <= 16:
-        warps = 2 if bits == 4 else 4  # so that a thread loads 16 bytes of the weight at once
+        warps = step_bytes // 16  # so that a thread loads 16 bytes of the weight at once
         return Tile(16, 64, warps, 2) if architecture == "gfx942" else Tile(16, 32, warps, 4)
     if rows <= 64 or architecture == "gfx942":
         return Tile(64, 64, 4, 2 if architecture == "gfx942" else 3)

@@ -17,7 +17,9 @@ from kernels.sampling import Sampled, SamplingBatch
 from kernels.triton import attention, lora, rows, sampling
 from kernels.triton.configs import Architecture
 from kernels.triton.kv import LayerKV, kv_views, places
+from kernels.triton.linear import QuantisedLinear
 from kernels.triton.thinning import thin
+from kernels.weights import QuantisedWeight
 
 
 class TritonKernels:
@@ -33,6 +35,9 @@ class TritonKernels:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return TorchLinear(weight.contiguous(), bias)
+
+    def quantised_linear(self, weight: QuantisedWeight, bias: Tensor | None = None) -> Linear:
+        return QuantisedLinear(self.architecture, weight, bias)
 
     def add_adapters(self, x: Tensor, out: Tensor, rows: AdapterRows, adapters: Adapters) -> None:
         lora.add_adapters(x, out, rows, adapters, self.architecture)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.assembly import to_torch
 from engine.model.gguf_file import GGUFFile
 from engine.model.gguf_weights import GGUFWeights
+from engine.model.tensors import to_torch
 
 PARTS = {
     "attn_norm": "input_layernorm",

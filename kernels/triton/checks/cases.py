@@ -16,10 +16,12 @@ from kernels.sampling import SamplingBatch
 from kernels.triton import sampling
 from kernels.triton.configs import Architecture
 from kernels.triton.kernels import TritonKernels
-from kernels.triton.linear import GROUP, QuantisedLinear
+from kernels.triton.linear import QuantisedLinear
 from kernels.triton.lora import add_adapters
+from kernels.weights import GROUP, Bits, QuantisedWeight
 
 BF16, FP16, FP32, INT8, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn
+UINT8 = torch.uint8
 ARENA_BYTES = 2**36
 """As much as a large GPU has: addresses in it don't fit into 32 bits."""
 
@@ -66,6 +68,26 @@ ATTENTIONS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A form of quantised weights."""
+
+    bits: Bits
+    group: int = GROUP
+    scale_dtype: torch.dtype = FP32
+    minimums: bool = False
+
+
+WEIGHTS = {
+    "int8": Weights(8),
+    "int4": Weights(4),
+    "Q8_0": Weights(8, 32, FP16),
+    "Q4_0": Weights(4, 32, FP16),
+    "Q4_1": Weights(4, 32, FP16, minimums=True),
+    "Q4_K": Weights(4, 32, FP32, minimums=True),
+}
+
+
 def cases() -> Iterator[Case]:
     """All that the check compiles."""
     for name, heads in ATTENTIONS.items():
@@ -73,11 +95,11 @@ def cases() -> Iterator[Case]:
         yield Case(name, lambda architecture, heads=heads: _attend(architecture, heads), lacking)  # type: ignore[misc]
     for hidden in (576, 4096):
         yield Case(f"rows of {hidden}", lambda _, hidden=hidden: _rows(hidden))  # type: ignore[misc]
-    for bits in (8, 4):
+    for name, weights in WEIGHTS.items():
         for rows in (16, 64, 512):
             yield Case(
-                f"int{bits} weights, {rows} rows",
-                lambda architecture, bits=bits, rows=rows: _multiply(architecture, bits, rows),  # type: ignore[misc]
+                f"{name} weights, {rows} rows",
+                lambda architecture, weights=weights, rows=rows: _multiply(architecture, weights, rows),  # type: ignore[misc]
             )
     yield Case("adapters of rank 16", _adapt)
     yield Case("sampling of 151936", lambda _: _sample())
@@ -128,10 +150,12 @@ def _rows(hidden: int) -> None:
     kernels.gelu_and_mul(meta_tensor(512, 6 * hidden))
 
 
-def _multiply(architecture: Architecture, bits: int, rows: int) -> None:
-    packed = meta_tensor(4096, 4096, dtype=INT8) if bits == 8 else meta_tensor(4096, 2048, dtype=torch.uint8)
-    scales = meta_tensor(4096, 4096 // GROUP, dtype=FP32)
-    QuantisedLinear(architecture, bits, packed, scales, None)(meta_tensor(rows, 4096))
+def _multiply(architecture: Architecture, weights: Weights, rows: int) -> None:
+    size, groups = 4096, 4096 // weights.group
+    numbers = meta_tensor(size, size, dtype=INT8) if weights.bits == 8 else meta_tensor(size, size // 2, dtype=UINT8)
+    scales, minimums = (meta_tensor(size, groups, dtype=weights.scale_dtype) for _ in range(2))
+    weight = QuantisedWeight(weights.bits, numbers, scales, minimums if weights.minimums else None)
+    QuantisedLinear(architecture, weight)(meta_tensor(rows, size))
 
 
 def _adapt(architecture: Architecture) -> None:

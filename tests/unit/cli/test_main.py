@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from cli.output import Exit
 from settings import Settings, get_settings
+from worker.services import engine_config
 
 runner = CliRunner()
 
@@ -94,6 +95,21 @@ def test_a_worker_takes_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.invoke(app, arguments).exit_code == 0
     assert found[0].model.adapters == {"sql": Path("/models/sql"), "law": Path("law")}
     assert runner.invoke(app, ["worker", "--adapter", "sql"]).exit_code == 2
+
+
+def test_a_worker_takes_the_form_of_its_weights_and_whose_kernels_multiply_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "worker.main.run_worker",
+        lambda given, _: found.append((engine_config(given).quantization, engine_config(given).kernels)),
+    )
+    for options in ([], ["--quantization", "int4", "--kernels", "torch"], ["--kernels", "triton"]):
+        assert runner.invoke(app, ["worker", "--model", "fake", *options]).exit_code == 0
+    assert found == [("none", "auto"), ("int4", "torch"), ("none", "triton")]
+    assert runner.invoke(app, ["worker", "--quantization", "int3"]).exit_code == 2
+    assert runner.invoke(app, ["worker", "--kernels", "cuda"]).exit_code == 2
 
 
 def test_a_worker_takes_the_settings_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from engine.config import EngineConfig
     ("name", "value"),
     [
         ("dtype", "int8"),
-        ("quantization", "int4"),
+        ("quantization", "int3"),
+        ("kernels", "cuda"),
         ("quantization", None),
         ("kv_cache_dtype", "fp4"),
         ("max_seq_len", 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from bench.endurance.random_model import write_random_model
 from engine.batch import Batch
 from engine.compression import KVCompression
 from engine.config import EngineConfig
-from engine.decode_graphs import MOST_CONTEXT_TOKENS, sizes_up_to
+from engine.decode_graphs import MOST_CONTEXT_TOKENS, RECORDING_BYTES, sizes_up_to
 from engine.engine import Engine
-from engine.gpu import GpuModel, check_max_num_seqs
+from engine.gpu import GpuModel
 from engine.launching import LaunchingModel, ThreadedModel
 from engine.pipeline import Pipeline
 from engine.recording import Held, HostRecorder, Recording, StaleRecording, Work
@@ -287,12 +288,6 @@ def test_why_nothing_is_recorded(
     model.close()
 
 
-def test_no_more_sequences_than_a_gpu_computes_side_by_side() -> None:
-    check_max_num_seqs(528, 132)
-    with pytest.raises(ValueError, match=r"max_num_seqs is 529, and a GPU with 132 .* runs 528 at most .* lower it"):
-        check_max_num_seqs(529, 132)
-
-
 def test_an_answer_can_be_waited_for_twice(recorded: GpuModel) -> None:
     step = recorded.launch(decode_batch(recorded, 2), None)
     assert isinstance(step.wait(), Sampled)
@@ -300,29 +295,58 @@ def test_an_answer_can_be_waited_for_twice(recorded: GpuModel) -> None:
     assert torch.is_inference_mode_enabled() is False
 
 
-def test_requests_with_adapters_get_theirs_beside_recorded_steps(tmp_path: Path) -> None:
+@pytest.fixture
+def adapted(tmp_path: Path) -> EngineConfig:
+    """A model with two adapters."""
     base, path = save_random_model(tmp_path, "Llama")
-    save_random_adapter(tmp_path / "one", base, rank=3, seed=2)
-    config = EngineConfig(
+    adapters = {"one": tmp_path / "one", "two": tmp_path / "two"}
+    save_random_adapter(adapters["one"], base, rank=3, seed=2)
+    save_random_adapter(adapters["two"], base, ("q_proj", "down_proj"), rank=5, seed=3)
+    return EngineConfig(
         str(path), cache=tmp_path, dtype="float32", device="cpu", max_seq_len=128, max_num_seqs=6,
-        kv_cache_bytes=2**23, warm_up=False, adapters={"one": tmp_path / "one"},
+        kv_cache_bytes=2**23, warm_up=False, adapters=adapters,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_with_adapters_get_theirs_from_recorded_steps(adapted: EngineConfig, *, overlap: bool) -> None:
+    """Beside others, among different ones, alone, and when only those without any are left."""
     recorder = CountingRecorder()
     said = []
-    for model in (TorchModel.load(config), GpuModel.load(config, recorder=recorder)):
-        engine = Engine(model, config)
-        for n in range(4):
-            params = SamplingParams(max_tokens=8 + 6 * (n % 2), temperature=0.0, ignore_eos=True)
-            engine.add(EngineRequest(str(n), params, (5, 6, 7 + n), adapter=None if n % 2 else "one"))
+    for model in (TorchModel.load(adapted), GpuModel.load(adapted, recorder=recorder)):
+        engine = Engine(model, replace(adapted, overlap=overlap))
+        for n, adapter in enumerate(("one", None, "two", "one", None)):
+            params = SamplingParams(max_tokens=8 + 5 * n, temperature=0.0, ignore_eos=True)
+            engine.add(EngineRequest(str(n), params, (5, 6, 7), adapter=adapter))
         outputs: dict[str, tuple[int, ...]] = {}
+        steps = 0
         while engine.has_work:
             outputs.update({output.request_id: output.token_ids for output in engine.step().finished})
             engine.check()
+            steps += 1
         engine.close()
         said.append(outputs)
     assert said[0] == said[1]
-    assert said[0]["0"] != said[0]["1"][:8]
-    assert recorder.replayed > 0, "once those with an adapter have ended, the others are replayed"
+    assert len({tokens[:8] for tokens in said[0].values()}) == 3
+    assert recorder.recorded == 8, "each size with and without adapters"
+    assert recorder.replayed >= 26, "all steps but the prompts'"
+
+
+def test_a_step_without_adapters_is_recorded_without_them(adapted: EngineConfig) -> None:
+    model = GpuModel.load(adapted, recorder=HostRecorder())
+    promised = model._recordings_bytes()
+    layout = model.kv_layout(16)
+    model.allocate_kv(layout, layout.units_for(40), layout.units_for(40))
+    model.record()
+    graphs = model._graphs
+    assert graphs is not None
+    plain, mixed = (graphs.fitting(decode_batch(model, 3, **given)) for given in ({}, {"adapters": [0, 2, 0]}))
+    assert plain is not None
+    assert mixed is not None
+    assert (plain.size, mixed.size) == (4, 4)
+    assert (plain.tensors.adapted is None, mixed.tensors.adapted is None) == (True, False)
+    assert promised > 2 * 4 * RECORDING_BYTES
+    model.close()
 
 
 def test_thinned_requests_are_replayed_too(config: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from engine import LLM, EngineConfig, SamplingParams
 from engine.model import load_model
-from engine.runner import TorchModel, check_kv_dtype
+from engine.runner import TorchModel
 from tests.unit.engine.model.random_models import save_random_model
 from tests.unit.engine.stepping import allocate, prompts, score
 
@@ -84,15 +84,3 @@ def test_what_the_cpu_library_cant_keep_is_torchs_and_the_log_says_so(
 ) -> None:
     load(saved, tmp_path, kv_cache_dtype="fp8").close()
     assert "keeps keys and values in bfloat16 or float32, and kv_cache_dtype is fp8" in caplog.text
-    with pytest.raises(ValueError, match="needs the CPU library, which can't serve here: it keeps keys and values in"):
-        load(saved, tmp_path, kv_cache_dtype="fp8", quantization="int8")
-
-
-def test_an_old_gpu_is_told_what_to_take_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    gpu = torch.device("cuda")
-    check_kv_dtype(EngineConfig("m", kv_cache_dtype="int8"), gpu)
-    with pytest.raises(ValueError, match=r"has 8\.6: set kv_cache_dtype to int8"):
-        check_kv_dtype(EngineConfig("m", kv_cache_dtype="fp8"), gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    check_kv_dtype(EngineConfig("m", kv_cache_dtype="fp8"), gpu)

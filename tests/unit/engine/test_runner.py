@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.runner import TorchModel, choose_device, choose_dtype
+from engine.runner import TorchModel
 from tests.unit.engine.model.random_models import save_random_model
 from tests.unit.engine.stepping import Run, allocate, finish, prompts
 
@@ -31,17 +31,6 @@ class TestChoices:
             assert model.info.kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
             (output,) = finish(model, [Run(prompts()[4])], 3, 64)
             assert len(output) == 3
-
-    def test_auto_is_a_type_that_the_cpu_is_fast_at(self) -> None:
-        native = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
-        assert choose_dtype("auto", torch.device("cpu")) == (torch.bfloat16 if native else torch.float32)
-
-    def test_a_gpu_that_is_not_there(self) -> None:
-        if torch.cuda.is_available():
-            pytest.skip("this machine has a GPU")
-        assert choose_device("auto").type == "cpu"
-        with pytest.raises(ValueError, match="no usable GPU"):
-            choose_device("cuda")
 
     def test_threads(self, saved: tuple[Any, Path], tmp_path: Path) -> None:
         before = torch.get_num_threads()

@@ -44,6 +44,22 @@ def test_a_gpu_is_served_by_triton_where_it_can_be(monkeypatch: pytest.MonkeyPat
     assert get_kernels(torch.device("cuda:0")).name == "reference"
 
 
+def test_an_implementation_that_is_asked_for_is_the_one_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert get_kernels(gpu, choice="torch").name == "reference"
+    assert get_kernels(gpu, choice="triton").name == "triton"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ValueError, match=r"kernels='triton' can't be had: this GPU is older .* Set kernels to auto or"):
+        get_kernels(gpu, choice="triton")
+    with pytest.raises(ValueError, match="the device is cpu, and they need a GPU"):
+        get_kernels(cpu, choice="triton")
+    monkeypatch.setattr("kernels.registry.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="Triton isn't installed"):
+        get_kernels(gpu, choice="triton")
+
+
 def test_triton_is_imported_for_a_gpu_alone() -> None:
     code = (
         "import sys, torch\nfrom kernels.registry import get_kernels\nget_kernels(torch.device('cpu'))\n"

@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.adapters import AdapterRows
 from kernels.kv import UNIT_BYTES, KVLayout
 from kernels.protocol import Attention, AttentionMetadata, Kernels
+from kernels.weights import RUN, QuantisedWeight
 from tests.unit.kernels.adapted import adapted_product, plainly_adapted
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -37,6 +38,31 @@ def test_linear_is_the_matrix_product(kernels: Kernels, dtype: torch.dtype, rows
     out = linear(x)
     assert out.dtype == dtype
     expected = x.double() @ weight.double().T + (offset.double() if offset is not None else 0)
+    assert_near(out, expected, dtype)
+
+
+def weight_of(form: str, outputs: int, inputs: int) -> QuantisedWeight:
+    weight = randn(outputs, inputs) / 10
+    if form in ("int8", "int4"):
+        return QuantisedWeight.rounded(weight, 8 if form == "int8" else 4)
+    made = QuantisedWeight.rounded(weight, 8 if form == "Q8_0" else 4, 32)
+    minimums = (made.zeros * 0.9).half() if form == "Q4_1" else None
+    return QuantisedWeight(made.bits, made.numbers, made.scales.half(), minimums)
+
+
+@DTYPES
+@pytest.mark.parametrize("form", ["int8", "int4", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("rows", [0, 1, 21])
+def test_a_quantised_product_is_that_of_the_restored_weight(
+    kernels: Kernels, dtype: torch.dtype, form: str, rows: int
+) -> None:
+    weight, x = weight_of(form, 70, 3 * RUN), randn(rows, 3 * RUN, dtype=dtype, seed=1)
+    offset = randn(70, dtype=dtype, seed=2) if rows > 1 else None
+    linear = kernels.quantised_linear(weight, offset)
+    assert (linear.out_features, linear.in_features) == (70, 3 * RUN)
+    out = linear(x)
+    assert out.dtype == dtype
+    expected = x.double() @ weight.restored(torch.float64).T + (offset.double() if offset is not None else 0)
     assert_near(out, expected, dtype)
 
 

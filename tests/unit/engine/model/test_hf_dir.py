@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.assembly import to_torch
 from engine.model.digest import revision_of
 from engine.model.hf_dir import INDEX, HFDirectory, HFWeights
 from engine.model.spec import UnsupportedModel
+from engine.model.tensors import to_torch
 
 Save = Callable[..., tuple[Any, Path]]
 

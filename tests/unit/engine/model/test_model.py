@@ -71,13 +71,20 @@ class TestWithoutTheLibrary:
         assert "it was not built" in caplog.text
         model.close()
 
-    def test_quantised_weights_are_refused(self, gguf_path: Path, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"quantization='int8' needs the CPU library.*it was not built"):
-            load_model(EngineConfig(str(gguf_path), cache=tmp_path, device="cpu", quantization="int8"))
+    def test_so_it_does_with_quantised_weights(self, save_random: Save, tmp_path: Path) -> None:
+        _, path = save_random("Llama", hidden_size=64, intermediate_size=64, num_attention_heads=4)
+        model = load_model(EngineConfig(str(path), cache=tmp_path, device="cpu", quantization="int8"))
+        assert (type(model).__name__, model.info.dtype) == ("TorchModel", "int8")
+        model.close()
 
 
 @pytest.mark.parametrize(
-    ("config", "why"), [({"dtype": "float16"}, "float16 is asked for"), ({"page_size": 8}, "page_size is 8")]
+    ("config", "why"),
+    [
+        ({"dtype": "float16"}, "float16 is asked for"),
+        ({"page_size": 8}, "page_size is 8"),
+        ({"kernels": "torch"}, "kernels is torch"),
+    ],
 )
 def test_what_the_library_has_not_torch_serves(
     gguf_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, config: dict[str, Any], why: str

@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
@@ -260,7 +262,7 @@ class TestRefusals:
             ({"tensor_parallel_size": 4}, "doesn't divide this model .6 attention heads.*these sizes divide it: 2$"),
             ({"device": "cuda:0"}, "names one device.*choose them by CUDA_VISIBLE_DEVICES"),
             ({"device": "cuda"}, "takes as many GPUs, and there are 0"),
-            ({"quantization": "int8"}, "needs the CPU library.*it isn't divided, and tensor_parallel_size is 2"),
+            ({"quantization": "int8"}, "groups of 64, and on each of 2 devices the model's hidden size is 48"),
             ({"ops": {"silu": abs}}, "custom operations run on one device alone"),
         ],
     )
@@ -269,6 +271,16 @@ class TestRefusals:
     ) -> None:
         with pytest.raises(ValueError, match=says):
             load_model(config(**changes))
+
+    def test_more_sequences_than_one_of_the_gpus_computes_side_by_side(
+        self, config: Callable[..., EngineConfig], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=4 - device.index)
+        )
+        with pytest.raises(ValueError, match=r"max_num_seqs is 13, and a GPU with 3 multiprocessors runs 12 at most"):
+            load_model(config(device="cuda", max_num_seqs=13))
 
     def test_another_library_s_code(self, tmp_path: Path) -> None:
         _, path = save_random_model(tmp_path, "Olmo2")

@@ -9,8 +9,9 @@ from torch import Tensor
 from kernels.adapters import AdapterRows
 from kernels.triton.checks import interpreter
 from kernels.triton.checks.sanitizer import sanitized
-from kernels.triton.linear import GROUP, QuantisedLinear, pack_int4, quantise
+from kernels.triton.linear import QuantisedLinear
 from kernels.triton.lora import add_adapters
+from kernels.weights import GROUP, Bits, QuantisedWeight
 from tests.unit.kernels.adapted import adapted_product, plainly_adapted
 
 interpreter.install()
@@ -25,31 +26,23 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("rows", [1, 19, 70])
-def test_a_quantised_product_is_that_of_the_rounded_weight(bits: int, rows: int, dtype: torch.dtype) -> None:
-    weight, x = randn(75, 3 * GROUP) / 14, randn(rows, 3 * GROUP, seed=1).to(dtype)
+def test_a_quantised_product_is_that_of_the_rounded_weight(bits: Bits, rows: int, dtype: torch.dtype) -> None:
+    weight, x = QuantisedWeight.rounded(randn(75, 3 * GROUP) / 14, bits), randn(rows, 3 * GROUP, seed=1).to(dtype)
     bias = randn(75, seed=2).to(dtype) if rows > 1 else None
     with sanitized():
-        got = QuantisedLinear.of("sm_90", bits, weight, bias)(x)
-    quantised, scales = quantise(weight, bits)
-    rounded = quantised.double() * scales.double().repeat_interleave(GROUP, 1)
-    expected = x.double() @ rounded.T + (0 if bias is None else bias.double())
+        got = QuantisedLinear("sm_90", weight, bias)(x)
+    expected = x.double() @ weight.restored(torch.float64).T + (0 if bias is None else bias.double())
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    error = (rounded - weight.double()).norm() / weight.norm()
-    assert error < (0.01 if bits == 8 else 0.12)
 
 
-def test_four_bits_lie_two_to_a_byte() -> None:
-    quantised = torch.arange(-8, 8).repeat(4).view(1, GROUP).to(torch.int8)
-    packed = pack_int4(quantised)
-    assert packed.shape == (1, GROUP // 2)
-    assert torch.equal((packed & 15).int() - 8, quantised[:, : GROUP // 2].int())
-    assert torch.equal((packed >> 4).int() - 8, quantised[:, GROUP // 2 :].int())
-
-
-def test_a_weight_that_fits_no_group_is_refused() -> None:
-    with pytest.raises(ValueError, match="100 inputs can't be cut into groups of 64"):
-        quantise(torch.zeros(2, 100), 8)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_few_rows_read_each_weight_once(bits: Bits) -> None:
+    """What bounds such a product is its weight. Two programs share the 64 outputs, and each reads the rows."""
+    weight, x = QuantisedWeight.rounded(randn(64, 4 * GROUP), bits), randn(8, 4 * GROUP, seed=1).to(torch.bfloat16)
+    with sanitized() as report:
+        QuantisedLinear("sm_90", weight)(x)
+    assert report.loaded_bytes == weight.numbers.nbytes + weight.scales.nbytes + 2 * x.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
