@@ -80,8 +80,8 @@ class WorkerProcess:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def wait_ready(self, within_s: float = 20.0) -> WorkerProcess:
-        """Return once the worker consumes."""
+    def wait_ready(self, within_s: float = 60.0) -> WorkerProcess:
+        """Return once the worker consumes. A busy machine is slow at its imports; one that ended is told at once."""
         deadline = time.monotonic() + within_s
         while f"{self.node} ready." not in self.log:
             if self.process.poll() is not None or time.monotonic() > deadline:

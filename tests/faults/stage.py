@@ -151,7 +151,7 @@ class Stage:
 
     def all_ready(self) -> None:
         for worker in self.workers:
-            worker.wait_ready(40)
+            worker.wait_ready()
         self.api.wait_ready()
 
     # -- the play ------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def start(start_worker: Callable[..., WorkerProcess], path: Path, tmp_path: Path
             MODEL__MAX_SEQ_LEN=500,
             WORKER__LEASE_S=3,
             **settings,
-        ).wait_ready(60)
+        ).wait_ready(120)
 
     return start
 
