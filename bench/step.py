@@ -65,6 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--quantization", choices=("none", "int8", "gguf"), default="none")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "int8", "fp8"), default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--cases", nargs="+", default=CASES)
     asked = parser.parse_args()
@@ -74,6 +75,7 @@ def main() -> None:
         EngineConfig(
             asked.model,
             quantization=asked.quantization,
+            kv_cache_dtype=asked.kv_cache_dtype,
             threads=asked.threads,
             max_num_batched_tokens=max(rows),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.kv import KVLayout
+
 GREATEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The greatest number of each type that needs scales."""
 SCALE_BYTES = 4
@@ -29,3 +31,12 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def restore(numbers: Tensor, scales: Tensor) -> Tensor:
     """Numbers [..., D] times the scales of their heads [...], float32."""
     return numbers.float() * scales[..., None]
+
+
+def check_layout(layout: KVLayout, dtype: torch.dtype) -> None:
+    """Raise ValueError if pages of `layout` don't hold keys and values of this type."""
+    if (layout.element_bytes, layout.scale_bytes) != (dtype.itemsize, scale_bytes(dtype)):
+        raise ValueError(
+            f"a KV of {dtype} has {dtype.itemsize} bytes for each element and {scale_bytes(dtype)} for each scale,"
+            f" the KV layout {layout.element_bytes} and {layout.scale_bytes}"
+        )

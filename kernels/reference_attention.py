@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata
-from kernels.quantised import SCALE_BYTES, quantise, restore, scale_bytes
+from kernels.quantised import SCALE_BYTES, check_layout, quantise, restore
 from kernels.thinning import chosen, pick, slots_of
 
 GROUP_COST_TOKENS = 200
@@ -78,12 +78,7 @@ def kv_views(
     storage: Tensor, layout: KVLayout, dtype: torch.dtype, quantised: torch.dtype | None = None
 ) -> list[PagedKV]:
     """Each layer's keys and values in `storage` [bytes] uint8, of the type `dtype` unless they are quantised."""
-    expected = quantised or dtype
-    if (layout.element_bytes, layout.scale_bytes) != (expected.itemsize, scale_bytes(expected)):
-        raise ValueError(
-            f"a KV of {expected} has {expected.itemsize} bytes for each element and {scale_bytes(expected)} for each"
-            f" scale, the KV layout {layout.element_bytes} and {layout.scale_bytes}"
-        )
+    check_layout(layout, quantised or dtype)
     elements = storage if quantised else storage.view(dtype)
     width, half = _row_elements(layout), layout.layer_bytes // layout.element_bytes // 2
 

@@ -18,9 +18,10 @@ from engine.model import ModelFiles, open_weights, spec_of
 from engine.model.adapter import Adapter, stack
 from engine.model.catalog import default_cache
 from engine.model.rotary import rotary_table_of
+from engine.model.spec import ModelSpec
 from engine.model.weights import StoredTensor
 from kernels.cpu.adapters import PackedAdapters, pack_adapters
-from kernels.cpu.layers import Heads
+from kernels.cpu.layers import NUMBERS, Heads
 from kernels.cpu.library import Library, Team
 from kernels.cpu.packing import (
     INTERLEAVED_ROWS,
@@ -128,14 +129,7 @@ class Loader:
             return weights.floats(name) if name in weights else None
 
         return DecoderModel(
-            heads=Heads(
-                spec.heads,
-                spec.kv_heads,
-                spec.head_size,
-                config.page_size,
-                is_float=self._dtype == "float32",
-                window_tokens=spec.reach_tokens,
-            ),
+            heads=heads_of(config, spec, self._dtype),
             hidden=spec.hidden_size,
             inner=spec.inner_size,
             layers=[
@@ -188,6 +182,19 @@ class Loader:
             return None
         is_float = self._dtype == "float32"
         return pack_adapters(library, *stacked, widths, is_float=is_float, interleaved=recipe.gated)
+
+
+def heads_of(config: EngineConfig, spec: ModelSpec, dtype: str) -> Heads:
+    """How the model's attention is arranged, and what its pages hold."""
+    return Heads(
+        spec.heads,
+        spec.kv_heads,
+        spec.head_size,
+        config.page_size,
+        is_float=dtype == "float32",
+        window_tokens=spec.reach_tokens,
+        numbers=NUMBERS[config.kv_cache_dtype],
+    )
 
 
 def _matrix(tensor: StoredTensor, recipe: Recipe) -> Matrix:

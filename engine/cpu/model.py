@@ -6,12 +6,10 @@ import logging
 import time
 from typing import Self
 
-import numpy as np
-
 from engine.batch import HOST_KV_BYTES, Batch, ModelInfo
 from engine.config import EngineConfig
 from engine.cpu.cores import usable_cores
-from engine.cpu.loading import Loader
+from engine.cpu.loading import Loader, heads_of
 from engine.cpu.recipe import unserved
 from engine.memory.arena import Arena
 from engine.memory.machine import DeviceMemory, host_memory, take_peak_bytes, trim_heap
@@ -40,8 +38,6 @@ def obstacle(config: EngineConfig, spec: ModelSpec) -> str | None:
         return f"its operations are its own, and kernels is {config.kernels}"
     if config.quantization == "int4":
         return "it has 4 bits as the blocks of a GGUF file alone (quantization=gguf)"
-    if config.kv_cache_dtype != "auto":
-        return f"it keeps keys and values in bfloat16 or float32, and kv_cache_dtype is {config.kv_cache_dtype}"
     if config.dtype == "float16":
         return "it computes in bfloat16 or float32, and float16 is asked for"
     if config.page_size % PAGE_TOKENS:
@@ -78,13 +74,14 @@ class CpuModel:
         files = files or open_files(config)
         spec, text, adapters = spec_of(config, files), files.text, open_adapters(config, files)
         dtype = choose_dtype(config.dtype, library)
+        heads = heads_of(config, spec, dtype)
         info = ModelInfo(
             revision=revision(config, files),
             device="cpu",
             dtype=dtype if config.quantization == "none" else config.quantization,
             context_len=spec.context_len,
             vocab_size=min(text.vocab_size, spec.vocab_rows),
-            kv_bytes_per_token=spec.kv_bytes_per_token(4 if dtype == "float32" else 2),
+            kv_bytes_per_token=spec.kv_bytes_per_token(heads.number_bytes, heads.scale_bytes),
             text=text,
             reach_tokens=spec.reach_tokens,
             adapters={adapter.name: adapter.revision for adapter in adapters},
@@ -117,7 +114,9 @@ class CpuModel:
     def kv_layout(self, page_size: int) -> KVLayout:
         model = self._open()
         heads = model.heads
-        return KVLayout(len(model.layers), heads.kv_heads, heads.head_size, np.dtype(heads.element).itemsize, page_size)
+        return KVLayout(
+            len(model.layers), heads.kv_heads, heads.head_size, heads.number_bytes, page_size, heads.scale_bytes
+        )
 
     def allocate_kv(self, layout: KVLayout, units: int, most_units: int) -> KVStorage:
         model = self._open()

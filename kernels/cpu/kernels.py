@@ -21,7 +21,7 @@ from kernels.columns import Columns
 from kernels.cpu import copy, ops
 from kernels.cpu.adapters import add_adapters as add_packed
 from kernels.cpu.adapters import pack_adapters
-from kernels.cpu.layers import Heads, Step
+from kernels.cpu.layers import Heads, Numbers, Step
 from kernels.cpu.library import Team
 from kernels.cpu.linear import Then, linear
 from kernels.cpu.packing import Format, Matrix, Packed, Source, pack
@@ -29,6 +29,7 @@ from kernels.cpu.sampling import Sampler
 from kernels.cpu.thinning import thin
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
+from kernels.quantised import check_layout
 from kernels.reference import RestoredLinear, TorchLinear, add_adapters, gelu_and_mul
 from kernels.reference_sampling import choose
 from kernels.sampling import Sampled, SamplingBatch
@@ -36,6 +37,8 @@ from kernels.weights import QuantisedWeight
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 """What activations, keys and values may be, and how numpy holds it."""
+NUMBERS = {None: Numbers.PLAIN, torch.int8: Numbers.INT8, torch.float8_e4m3fn: Numbers.E4M3}
+"""By what keys and values are quantised to."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,11 @@ class LayerKV:
     offset_bytes: int
     layout: KVLayout
     is_float: bool
+    numbers: Numbers
 
     def heads(self, heads: int) -> Heads:
         layout = self.layout
-        return Heads(heads, layout.kv_heads, layout.head_size, layout.page_size, self.is_float)
+        return Heads(heads, layout.kv_heads, layout.head_size, layout.page_size, self.is_float, numbers=self.numbers)
 
 
 class PackedLinear:
@@ -79,8 +83,10 @@ class CpuKernels:
     name = "cpu"
     stays_on_device = False
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, kv_dtype: torch.dtype | None = None) -> None:
+        """Keys and values are quantised to `kv_dtype`; None keeps them in the model's own type."""
         self.team = team
+        self.kv_dtype = kv_dtype
         self._samplers: dict[int, Sampler] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -105,8 +111,11 @@ class CpuKernels:
 
     def kv_views(self, storage: Tensor, layout: KVLayout, dtype: torch.dtype) -> list[LayerKV]:
         is_float = _type(torch.empty(0, dtype=dtype)) is np.float32
+        check_layout(layout, self.kv_dtype or dtype)
         arena = storage.numpy()
-        views = [LayerKV(arena, layer * layout.layer_bytes, layout, is_float) for layer in range(layout.layers)]
+        numbers = NUMBERS[self.kv_dtype]
+        offsets = range(0, layout.page_bytes, layout.layer_bytes)
+        views = [LayerKV(arena, offset, layout, is_float, numbers) for offset in offsets]
         views[0].heads(layout.kv_heads)  # refuses what the library can't serve
         return views
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,18 @@ MOST_HEAD_SIZE = 512
 Array = NDArray[Any]
 
 
+class Numbers(IntEnum):
+    """What pages hold of keys and values: the type that is computed with, or a byte for each number, with scales."""
+
+    PLAIN = 0
+    INT8 = 1
+    E4M3 = 2
+
+
+NUMBERS = {"auto": Numbers.PLAIN, "int8": Numbers.INT8, "fp8": Numbers.E4M3}
+"""By the names that settings have for them."""
+
+
 class HeadShape(ctypes.Structure):
     _fields_ = (
         ("heads", ctypes.c_int32),
@@ -25,6 +38,7 @@ class HeadShape(ctypes.Structure):
         ("page_tokens", ctypes.c_int32),
         ("window_tokens", ctypes.c_int32),
         ("is_float", ctypes.c_int32),
+        ("numbers", ctypes.c_int32),
     )
 
 
@@ -68,7 +82,7 @@ class AttentionLayer(ctypes.Structure):
     )
 
 
-SIZES_BYTES = {HeadShape: 24, StepShape: 56, RotaryLayer: 80, AttentionLayer: 48}
+SIZES_BYTES = {HeadShape: 28, StepShape: 56, RotaryLayer: 80, AttentionLayer: 48}
 """As src/abi_layers.h asserts them."""
 if any(ctypes.sizeof(struct) != size for struct, size in SIZES_BYTES.items()):
     raise ImportError("the structs of kernels.cpu.layers differ from those of the C++ library")
@@ -76,7 +90,7 @@ if any(ctypes.sizeof(struct) != size for struct, size in SIZES_BYTES.items()):
 
 @dataclass(frozen=True)
 class Heads:
-    """How the heads of every layer are arranged; queries, keys and values are bf16 unless `is_float`."""
+    """How the heads of every layer are arranged; attention computes with bf16 unless `is_float`."""
 
     heads: int
     kv_heads: int
@@ -85,6 +99,8 @@ class Heads:
     is_float: bool = False
     window_tokens: int | None = None
     """Tokens that a row sees, itself included; None for its whole context."""
+    numbers: Numbers = Numbers.PLAIN
+    """Of keys and values in pages."""
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -98,18 +114,34 @@ class Heads:
 
     @property
     def element(self) -> type[np.generic]:
-        """Of queries, keys and values; bf16 as the uint16 of its bits."""
+        """Of queries, and of keys and values without scales; bf16 as the uint16 of its bits."""
         return np.float32 if self.is_float else np.uint16
+
+    @property
+    def number_bytes(self) -> int:
+        """Of one component of a key or a value in its page."""
+        return np.dtype(self.element).itemsize if self.numbers is Numbers.PLAIN else 1
+
+    @property
+    def scale_bytes(self) -> int:
+        """Beside each token's key and value of one head."""
+        return 0 if self.numbers is Numbers.PLAIN else 4
 
     @property
     def layer_bytes(self) -> int:
         """Keys and values of one page in one layer."""
-        return 2 * self.kv_heads * self.head_size * self.page_tokens * np.dtype(self.element).itemsize
+        return 2 * self.kv_heads * self.page_tokens * (self.head_size * self.number_bytes + self.scale_bytes)
 
     @cached_property
     def struct(self) -> HeadShape:
         return HeadShape(
-            self.heads, self.kv_heads, self.head_size, self.page_tokens, self.window_tokens or 0, self.is_float
+            self.heads,
+            self.kv_heads,
+            self.head_size,
+            self.page_tokens,
+            self.window_tokens or 0,
+            self.is_float,
+            self.numbers,
         )
 
 

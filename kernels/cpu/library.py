@@ -11,7 +11,7 @@ from typing import Self
 
 ISAS = ("avx512", "avx2", "portable")
 """The instruction sets that the library knows, best first. `HEADRACE_CPU_ISA` names one to use."""
-ABI_VERSION = 4
+ABI_VERSION = 5
 """What the library has to say of itself: `kAbiVersion` of src/abi.h."""
 LIBRARY = Path(__file__).with_name("headrace_cpu.so")
 

@@ -1,6 +1,7 @@
 #include "attention_plan.h"
 #include "isas.h"
 #include "team.h"
+#include "thin.h"
 
 #include <vector>
 
@@ -18,8 +19,8 @@ struct Example {
     int64_t pages_per_request = 0, block_bytes;
     std::vector<uint8_t> arena;
 
-    Example(int32_t size, bool is_float) : heads{6, 2, size, kPage, 0, is_float} {
-        block_bytes = 2 * heads.kv_heads * heads.head_elements() * (is_float ? 4 : 2);
+    Example(int32_t size, bool is_float, Numbers numbers) : heads{6, 2, size, kPage, 0, is_float, numbers} {
+        block_bytes = 2 * heads.kv_heads * heads.head_bytes();
         add(1100, 1);
         add(17, 17);
         arena.resize(block_bytes * page_offset.size());
@@ -41,8 +42,8 @@ struct Example {
     }
 };
 
-template <class Element> void attend_and_write(const Ops& ops, int32_t size, bool is_float) {
-    Example example(size, is_float);
+template <class Element> void attend_and_write(const Ops& ops, int32_t size, bool is_float, Numbers numbers) {
+    Example example(size, is_float, numbers);
     const HeadShape& heads = example.heads;
     const StepShape step = example.step();
     const int64_t both = heads.heads + 2 * heads.kv_heads;
@@ -69,6 +70,24 @@ template <class Element> void attend_and_write(const Ops& ops, int32_t size, boo
         });
     }
     CHECK(alone == shared);
+}
+
+// A context in an arena that ends with its last page, thinned by one worker and by three.
+void thinning(int32_t size, bool is_float, Numbers numbers) {
+    const HeadShape heads{2, 2, size, kPage, 0, is_float, numbers};
+    const int64_t layer_bytes = 2 * heads.kv_heads * heads.head_bytes();
+    const std::vector<int64_t> pages{2 * layer_bytes, 0, 4 * layer_bytes};
+    const ThinWork work{2, layer_bytes, pages.data(), 40, 20, 4, 6};
+    std::vector<uint8_t> before(size_t(6 * layer_bytes)), alone, shared;
+    for (size_t i = 0; i < before.size(); i++) before[i] = uint8_t(i * 37 % 61); // no part of a NaN
+    for (int threads : {1, 3}) {
+        std::vector<uint8_t>& arena = threads == 1 ? alone : shared;
+        arena = before;
+        Team team(threads);
+        team.run([&](int) { thin(team, heads, work, arena.data()); });
+    }
+    CHECK(alone == shared);
+    CHECK(alone != before);
 }
 
 void rows(const Ops& ops) {
@@ -122,10 +141,18 @@ void sampling(const Ops& ops) {
 } // namespace
 
 void test_layers() {
+    for (int32_t size : {6, 80}) {
+        for (Numbers numbers : {Numbers::kPlain, Numbers::kInt8, Numbers::kE4m3}) {
+            thinning(size, false, numbers);
+            thinning(size, true, numbers);
+        }
+    }
     on_every_isa([](const Ops& ops) {
         for (int32_t size : {6, 36, 64, 80}) {
-            attend_and_write<uint16_t>(ops, size, false);
-            attend_and_write<float>(ops, size, true);
+            for (Numbers numbers : {Numbers::kPlain, Numbers::kInt8, Numbers::kE4m3}) {
+                attend_and_write<uint16_t>(ops, size, false, numbers);
+                attend_and_write<float>(ops, size, true, numbers);
+            }
         }
         rows(ops);
         sampling(ops);

@@ -63,9 +63,9 @@ struct Model {
         return {shrink, made(kAdapters * weights.tiles() * kLow * kTileOutputs), spans.data(), kLow};
     }
 
-    Model(Format format, int32_t size, bool is_float) {
+    Model(Format format, int32_t size, bool is_float, Numbers kept = Numbers::kPlain) {
         Team team(2);
-        const HeadShape heads{6, 2, size, kPage, 0, is_float};
+        const HeadShape heads{6, 2, size, kPage, 0, is_float, kept};
         const int64_t hidden = 6 * size, both = 10 * size;
         norm.assign(hidden, 1.5f);
         for (int tile = 0; tile < 8; tile++) spans.insert(spans.end(), {tile % 2 * 2, kLow});
@@ -86,7 +86,7 @@ struct Model {
             if (i == 1) layer.q_norm = layer.k_norm = norm.data();
             layers.push_back(layer);
         }
-        const int64_t layer_bytes = 2 * heads.kv_heads * heads.head_elements() * (is_float ? 4 : 2);
+        const int64_t layer_bytes = 2 * heads.kv_heads * heads.head_bytes();
         const std::vector<float> numbers = matrices.numbers(kVocab * hidden);
         Weights embedding = matrices.add(team, format, kVocab, hidden, numbers), head = embedding;
         head.outputs = kVocab - 3;
@@ -182,6 +182,12 @@ void test_step() {
                 model.model.screen = {};
                 CHECK(alone == run(ops, model, 1, false));
                 CHECK(std::adjacent_find(alone.begin(), alone.end(), std::not_equal_to<>()) != alone.end());
+            }
+        }
+        for (Numbers kept : {Numbers::kInt8, Numbers::kE4m3}) {
+            for (bool is_float : {false, true}) {
+                const Model model(Format::kBf16, 10, is_float, kept);
+                CHECK(run(ops, model, 1, false) == run(ops, model, 3, false));
             }
         }
     });

@@ -8,7 +8,7 @@
 #define HEADRACE_API extern "C" __attribute__((visibility("default")))
 
 // Rises with every change of what crosses this border, so that a library and a package of different ages never meet.
-constexpr int32_t kAbiVersion = 4;
+constexpr int32_t kAbiVersion = 5;
 HEADRACE_API int32_t headrace_abi_version();
 
 // The operations for the instruction set called `name`, or null if this machine (or this build) has no such one.

@@ -5,7 +5,7 @@
 #include "copy.h"
 #include "thin.h"
 
-static_assert(sizeof(headrace::HeadShape) == 24 && sizeof(headrace::StepShape) == 56);
+static_assert(sizeof(headrace::HeadShape) == 28 && sizeof(headrace::StepShape) == 56);
 static_assert(sizeof(headrace::Adapters) == 32);
 static_assert(sizeof(headrace::SamplingRow) == 136 && sizeof(headrace::SampledRow) == 16);
 static_assert(sizeof(headrace::RotaryLayer) == 80 && sizeof(headrace::AttentionLayer) == 48);

@@ -14,10 +14,8 @@
 // fetched, a few lines with each step of the computation, so that memory is never idle.
 #pragma once
 
-#include "attention_plan.h"
-#include "element.h"
 #include "exponential.h"
-#include "stream.h"
+#include "kv_block.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -26,16 +24,19 @@ namespace headrace::HEADRACE_ISA {
 // Vectors of the next block that are fetched with each vector of weights.
 constexpr int kFetchedWithWeights = 2;
 
-// One worker's pass over its pieces of one layer.
-template <class T, class Out> class Attention {
+// One worker's pass over its pieces of one layer. T is what is multiplied, and KV how it comes from the pages.
+template <class T, class KV> class Attention {
     using Element = typename T::Element;
+    using Number = typename KV::Number;
+    using Located = KVBlock<Number>; // in the pages
+    using Seen = KVBlock<Element>;   // where it is multiplied
     static constexpr int64_t kPerWord = T::kPerWord;
 
   public:
     Attention(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,
               int worker)
-        : plan_(plan), step_(step), heads_(heads), layer_(layer) {
-        float* scratch = plan.scratch(worker);
+        : plan_(plan), step_(step), heads_(heads), layer_(layer), kv_(heads, plan.scratch(worker)) {
+        float* scratch = plan.scratch(worker) + expanded_floats(heads);
         scores_ = scratch;
         weights_ = reinterpret_cast<Element*>(scratch + plan.most_rows() * kBlockTokens);
         state_ = scratch + plan.most_rows() * 2 * kBlockTokens;
@@ -55,21 +56,6 @@ template <class T, class Out> class Attention {
     }
 
   private:
-    // Consecutive tokens of a block that lie on one page.
-    struct Span {
-        const Element* keys;   // of the head on this page
-        const Element* values;
-        int32_t offset;        // of the first token on the page
-        int32_t token;         // the first token, in the block
-        int32_t count;
-    };
-    // What the rows of a piece see of one block: tokens first..end of it, on up to kBlockTokens / kPageTokens pages.
-    struct Block {
-        Span spans[kBlockTokens / kPageTokens];
-        int32_t spans_used;
-        int32_t first; // a multiple of W: the first seen one's vector
-        int32_t end;
-    };
     // A partial result (attention_plan.h) as its three parts.
     struct Result {
         float* greatest;
@@ -83,20 +69,21 @@ template <class T, class Out> class Attention {
         return {partial, partial + rows, partial + partial_values(rows)};
     }
 
-    void locate(const AttentionPiece& piece, int64_t index, Block& block) const {
+    void locate(const AttentionPiece& piece, int64_t index, Located& block) const {
         const int64_t start = index * kBlockTokens, page_tokens = heads_.page_tokens;
         const int64_t first = std::max<int64_t>(0, heads_.first_visible(piece.position) - start);
         const int64_t end = std::min<int64_t>(kBlockTokens, piece.position + piece.tokens - start);
         const int64_t* pages = step_.page_offset + piece.request * step_.pages_per_request;
-        const int64_t to_values = heads_.kv_heads * heads_.head_elements();
+        const int64_t to_keys = piece.kv_head * heads_.head_bytes(), to_values = heads_.kv_heads * heads_.head_bytes();
         block.first = int32_t(first / W * W);
         block.end = int32_t(end);
         block.spans_used = 0;
         for (int64_t token = block.first; token < end;) {
             int64_t page = (start + token) / page_tokens, offset = (start + token) % page_tokens;
-            Span& span = block.spans[block.spans_used++];
-            span.keys = reinterpret_cast<const Element*>(layer_.kv + pages[page]) + piece.kv_head * heads_.head_elements();
-            span.values = span.keys + to_values;
+            auto& span = block.spans[block.spans_used++];
+            const uint8_t* head = layer_.kv + pages[page] + to_keys;
+            span.keys = reinterpret_cast<const Number*>(head);
+            span.values = reinterpret_cast<const Number*>(head + to_values);
             span.offset = int32_t(offset);
             span.token = int32_t(token);
             span.count = int32_t(std::min(page_tokens - offset, end - token));
@@ -107,14 +94,8 @@ template <class T, class Out> class Attention {
     // Locates the block that is to be reduced next, and lets it be fetched meanwhile: keys, then values.
     void look_ahead(const AttentionPiece& piece, int64_t index) {
         locate(piece, index, *ahead_);
-        const int64_t bytes = heads_.head_elements() * int64_t(sizeof(Element));
-        const int64_t word_bytes = heads_.head_size * 4;
-        for (int32_t s = 0; s < ahead_->spans_used; s++) stream_.add(ahead_->spans[s].keys, bytes);
-        for (int32_t s = 0; s < ahead_->spans_used; s++) {
-            const Span& span = ahead_->spans[s];
-            const int64_t first = span.offset / kPerWord, count = (span.count + kPerWord - 1) / kPerWord;
-            stream_.add(span.values + first * heads_.head_size * kPerWord, count * word_bytes);
-        }
+        for (int32_t s = 0; s < ahead_->spans_used; s++) stream_.add(ahead_->spans[s].keys, heads_.head_bytes());
+        for (int32_t s = 0; s < ahead_->spans_used; s++) kv_.add_values(ahead_->spans[s], stream_);
     }
 
     void attend(const AttentionPiece& piece, const AttentionPiece* next) {
@@ -153,6 +134,7 @@ template <class T, class Out> class Attention {
     // One block's result for all rows of the piece.
     void reduce(const AttentionPiece& piece, int64_t index, Result result) {
         const int64_t rows = rows_of(piece), shared = heads_.shared(), size = heads_.head_size;
+        const Seen& keys = kv_.keys(*here_, stream_);
         for_row_tiles(rows, [&](int64_t row, auto count) {
             const Element* queries[count];
             for (int r = 0; r < count; r++) {
@@ -160,34 +142,37 @@ template <class T, class Out> class Attention {
                              (piece.first_row + (row + r) / shared) * layer_.q_stride +
                              (piece.kv_head * shared + (row + r) % shared) * size;
             }
-            score<count>(queries, row, row == 0);
+            score<count>(keys, queries, row, !KV::kFetches && row == 0);
         });
         for (int64_t row = 0; row < rows; row++) {
             const int64_t position = piece.position + row / shared - index * kBlockTokens;
             weigh(row, std::max<int64_t>(0, heads_.first_visible(position + index * kBlockTokens) - index * kBlockTokens),
                   std::min<int64_t>(kBlockTokens, position + 1), result);
         }
+        const Seen& values = kv_.values(*here_, stream_);
         for_row_tiles(rows, [&](int64_t row, auto count) {
+            const bool fetch = !KV::kFetches && row == 0;
             float* out = result.values + row * size;
             for_tiles<tile_vectors(count)>(size / W, [&](int64_t vector, auto vectors) {
-                sum_values<count, vectors, false>(row, vector * W, row == 0, out + vector * W);
+                sum_values<count, vectors, false>(values, row, vector * W, fetch, out + vector * W);
             });
-            if (size % W) sum_values<count, 1, true>(row, size / W * W, row == 0, out + size / W * W);
+            if (size % W) sum_values<count, 1, true>(values, row, size / W * W, fetch, out + size / W * W);
         });
     }
 
     // Scores of R rows over the block.
-    template <int R> HEADRACE_INLINE void score(const Element* const* queries, int64_t row, bool fetch) {
+    template <int R>
+    HEADRACE_INLINE void score(const Seen& block, const Element* const* queries, int64_t row, bool fetch) {
         const Element* keys[kBlockTokens / W];
         int64_t vectors = 0;
-        for (int32_t s = 0; s < here_->spans_used; s++) {
-            const Span& span = here_->spans[s];
+        for (int32_t s = 0; s < block.spans_used; s++) {
+            const auto& span = block.spans[s];
             for (int32_t token = 0; token < span.count; token += W) {
                 keys[vectors++] = span.keys + (span.offset + token) * kPerWord;
             }
         }
-        const int64_t words = heads_.head_size / kPerWord, stride = heads_.page_tokens * kPerWord;
-        float* out = scores_ + row * kBlockTokens + here_->first;
+        const int64_t words = heads_.head_size / kPerWord, stride = kv_.page_tokens() * kPerWord;
+        float* out = scores_ + row * kBlockTokens;
         for_tiles<tile_vectors(R)>(vectors, [&](int64_t first, auto count) {
             constexpr int N = count;
             F sums[R][N];
@@ -208,10 +193,13 @@ template <class T, class Out> class Attention {
                     for (int j = 0; j < N; j++) sums[r][j] = T::dot(sums[r][j], query, key[j]);
                 }
             }
+            const int64_t token = block.first + first * W;
             HEADRACE_UNROLL
             for (int r = 0; r < R; r++) {
                 HEADRACE_UNROLL
-                for (int j = 0; j < N; j++) store(out + r * kBlockTokens + (first + j) * W, sums[r][j]);
+                for (int j = 0; j < N; j++) {
+                    store(out + r * kBlockTokens + token + j * W, kv_.score(sums[r][j], token + j * W));
+                }
             }
         });
     }
@@ -236,7 +224,7 @@ template <class T, class Out> class Attention {
             stream_.fetch(kFetchedWithWeights);
             F weight = exp(fma(load(scores + token), set1(layer_.scale), set1(-shift)));
             sum = add(sum, weight);
-            T::write(weights + token, weight, W);
+            T::write(weights + token, kv_.weight(weight, token), W);
         }
         result.greatest[row] = shift;
         result.sum[row] = reduce_add(sum);
@@ -257,7 +245,7 @@ template <class T, class Out> class Attention {
 
     // Weighted values of R rows, N vectors of their components from `column` on.
     template <int R, int N, bool kTail>
-    HEADRACE_INLINE void sum_values(int64_t row, int64_t column, bool fetch, float* out) {
+    HEADRACE_INLINE void sum_values(const Seen& block, int64_t row, int64_t column, bool fetch, float* out) {
         const int64_t size = heads_.head_size;
         const int lanes = kTail ? int(size - column) : W;
         F sums[R][N];
@@ -266,8 +254,8 @@ template <class T, class Out> class Attention {
             HEADRACE_UNROLL
             for (int j = 0; j < N; j++) sums[r][j] = zero();
         }
-        for (int32_t s = 0; s < here_->spans_used; s++) {
-            const Span& span = here_->spans[s];
+        for (int32_t s = 0; s < block.spans_used; s++) {
+            const auto& span = block.spans[s];
             const Element* values = span.values + (span.offset / kPerWord * size + column) * kPerWord;
             const Element* weights = weights_ + row * kBlockTokens + span.token;
             auto step = [&](int64_t word, auto half) {
@@ -319,15 +307,18 @@ template <class T, class Out> class Attention {
 
     void write(const AttentionPiece& piece, Result state) const {
         const int64_t rows = rows_of(piece), shared = heads_.shared(), size = heads_.head_size;
-        for (int64_t row = 0; row < rows; row++) {
-            auto* out = static_cast<typename Out::Element*>(layer_.out) +
-                        (piece.first_row + row / shared) * layer_.out_stride +
-                        (piece.kv_head * shared + row % shared) * size;
-            const F share = set1(1.0f / state.sum[row]);
-            for_vectors(size, [&](int64_t i, int n) {
-                Out::write(out + i, mul(F32::read(state.values + row * size + i, n), share), n);
-            });
-        }
+        with_element(layer_.out_is_float, [&](auto type) {
+            using Out = decltype(type);
+            for (int64_t row = 0; row < rows; row++) {
+                auto* out = static_cast<typename Out::Element*>(layer_.out) +
+                            (piece.first_row + row / shared) * layer_.out_stride +
+                            (piece.kv_head * shared + row % shared) * size;
+                const F share = set1(1.0f / state.sum[row]);
+                for_vectors(size, [&](int64_t i, int n) {
+                    Out::write(out + i, mul(F32::read(state.values + row * size + i, n), share), n);
+                });
+            }
+        });
     }
 
     AttentionPlan& plan_;
@@ -338,19 +329,23 @@ template <class T, class Out> class Attention {
     Element* weights_;    // [rows, kBlockTokens]
     float* state_;        // what is reduced so far
     float* block_result_; // what is to be merged into it
-    Block blocks_[2];
-    Block* here_ = &blocks_[0];
-    Block* ahead_ = &blocks_[1]; // what is reduced next
-    Stream stream_;              // the memory of that
+    KV kv_;
+    Located blocks_[2];
+    Located* here_ = &blocks_[0];
+    Located* ahead_ = &blocks_[1]; // what is reduced next
+    Stream stream_;                // the memory of that
 };
 
 // One worker's share of a layer; all workers of the team call it, and a barrier has to follow.
 inline void attend(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,
                    Team& team, int worker) {
     with_element(heads.is_float, [&](auto type) {
-        with_element(layer.out_is_float, [&](auto out) {
-            Attention<decltype(type), decltype(out)>(plan, step, heads, layer, worker).work(team);
-        });
+        using T = decltype(type);
+        if (heads.has_scales()) {
+            Attention<T, Expanded<T>>(plan, step, heads, layer, worker).work(team);
+        } else {
+            Attention<T, InPlace<T>>(plan, step, heads, layer, worker).work(team);
+        }
     });
 }
 

@@ -5,6 +5,7 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 24;
 constexpr int64_t kPiecesPerThread = 4;
+constexpr int64_t kLineFloats = 16;
 // Reading a token's key and value costs about as much as multiplying them with this many rows.
 constexpr int64_t kTokenCost = 8;
 
@@ -22,8 +23,10 @@ void AttentionPlan::make(const StepShape& step, const HeadShape& heads, int thre
     std::stable_sort(pieces_.begin(), pieces_.end(), [&](const AttentionPiece& a, const AttentionPiece& b) {
         return cost(a, heads) > cost(b, heads);
     });
-    scratch_stride_ = (scratch_floats(most_rows_, heads.head_size) + 31) / 16 * 16; // no line of two workers
-    scratch_.reserve(scratch_stride_ * threads);
+    scratch_stride_ = (scratch_floats(most_rows_, heads) + kLineFloats - 1) / kLineFloats * kLineFloats;
+    scratch_.reserve(scratch_stride_ * threads + kLineFloats);
+    const auto begin = reinterpret_cast<uintptr_t>(scratch_.get()) / sizeof(float);
+    first_scratch_ = scratch_.get() + (kLineFloats - begin % kLineFloats) % kLineFloats;
 }
 
 void AttentionPlan::cut(const StepShape& step, const HeadShape& heads) {

@@ -54,8 +54,8 @@ class AttentionPlan {
     }
     // Most rows (tokens times the heads that share a key head) that one piece has.
     int64_t most_rows() const { return most_rows_; }
-    // One worker's own memory, `scratch_floats(most_rows, head_size)` of it.
-    float* scratch(int worker) { return scratch_.get() + worker * scratch_stride_; }
+    // One worker's own memory, `scratch_floats(most_rows, heads)` of it, from the beginning of a cache line on.
+    float* scratch(int worker) { return first_scratch_ + worker * scratch_stride_; }
 
   private:
     // Memory for `count` objects at least, kept from step to step.
@@ -79,6 +79,7 @@ class AttentionPlan {
     Kept<std::atomic<int32_t>> ended_;
     Kept<float> partials_;
     Kept<float> scratch_;
+    float* first_scratch_ = nullptr;
     int64_t scratch_stride_ = 0;
     int64_t most_rows_ = 0;
 };
@@ -88,9 +89,14 @@ class AttentionPlan {
 constexpr int64_t partial_values(int64_t rows) { return (2 * rows + 15) / 16 * 16; }
 constexpr int64_t partial_floats(int64_t rows, int64_t head_size) { return partial_values(rows) + rows * head_size; }
 
-// Scores and weights of one block, and two partial results.
-constexpr int64_t scratch_floats(int64_t rows, int64_t head_size) {
-    return rows * 2 * kBlockTokens + 2 * partial_floats(rows, head_size);
+// A block's numbers of a byte as what they are multiplied as, and the scales of its keys and values.
+inline int64_t expanded_floats(const HeadShape& heads) {
+    return heads.has_scales() ? (heads.head_size + 2) * kBlockTokens : 0;
+}
+
+// That, scores and weights of one block, and two partial results.
+inline int64_t scratch_floats(int64_t rows, const HeadShape& heads) {
+    return expanded_floats(heads) + rows * 2 * kBlockTokens + 2 * partial_floats(rows, heads.head_size);
 }
 
 } // namespace headrace

@@ -8,6 +8,11 @@
 //   values  [G][B/2][D][2]   one vector holds W components of two tokens: a share of W outputs from two tokens
 //
 // In float32 a pair is one element: keys [G][D][B], values [G][B][D]. Either way a word has 4 bytes.
+//
+// Numbers of a byte stand in the same order, and behind those of each head its scales, of one token after the other:
+//
+//   keys    G times [D/2][B][2] bytes, [B] floats
+//   values  G times [B/2][D][2] bytes, [B] floats
 #pragma once
 
 #include "base.h"
@@ -18,6 +23,9 @@ constexpr int64_t kMostHeadSize = 512;
 // Pages hold a multiple of this many tokens, so that no vector reaches over a page's end.
 constexpr int64_t kPageTokens = 16;
 
+// What pages hold of keys and values: the type that is computed with, or numbers of a byte that have scales.
+enum class Numbers : int32_t { kPlain, kInt8, kE4m3 };
+
 // How the heads of every layer are arranged, and the pages that they use.
 struct HeadShape {
     int32_t heads;
@@ -25,10 +33,17 @@ struct HeadShape {
     int32_t head_size;
     int32_t page_tokens;
     int32_t window_tokens; // that a row sees, itself included; 0: its whole context
-    int32_t is_float;      // queries, keys and values: 1 float32, 0 bf16
+    int32_t is_float;      // what is computed with: 1 float32, 0 bf16
+    Numbers numbers;       // of keys and values
 
     int64_t shared() const { return heads / kv_heads; }
     int64_t head_elements() const { return int64_t(head_size) * page_tokens; } // keys (or values) of a head on a page
+    bool has_scales() const { return numbers != Numbers::kPlain; }
+    // Those of a head on a page as they stand there, with their scales.
+    int64_t head_bytes() const {
+        if (has_scales()) return head_elements() + page_tokens * int64_t(sizeof(float));
+        return head_elements() * (is_float ? 4 : 2);
+    }
     // First token that a row at `position` sees.
     int64_t first_visible(int64_t position) const {
         return window_tokens > 0 ? std::max<int64_t>(0, position + 1 - window_tokens) : 0;

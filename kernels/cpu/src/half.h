@@ -1,4 +1,4 @@
-// One number at a time between float, bf16 and half precision, on any machine.
+// One number at a time between float, bf16, half precision and e4m3, on any machine.
 #pragma once
 
 #include "base.h"
@@ -33,6 +33,21 @@ HEADRACE_INLINE uint16_t narrow_f16(float a) {
     if (magnitude < 0x38800000u)                                  // a denormal: the adder rounds it in steps of 2^-24
         return uint16_t(sign | (same_bits<uint32_t>(same_bits<float>(magnitude) + 0.5f) - 0x3f000000u));
     return uint16_t(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+// e4m3: four bits of exponent, three of mantissa, and no infinities. Under 2^-6 it stands in steps of 2^-9; 448 is the
+// greatest, and what would be 480 stands for no number and isn't used.
+HEADRACE_INLINE float widen_e4m3(uint8_t a) {
+    uint32_t sign = uint32_t(a & 0x80) << 24, magnitude = a & 0x7f;
+    float value = magnitude < 8 ? float(magnitude) * 0x1p-9f : same_bits<float>((magnitude << 20) + 0x3c000000u);
+    return same_bits<float>(sign | same_bits<uint32_t>(value));
+}
+// Round to nearest even, of numbers that round to 448 at most.
+HEADRACE_INLINE uint8_t narrow_e4m3(float a) {
+    uint32_t sign = (same_bits<uint32_t>(a) >> 24) & 0x80, magnitude = same_bits<uint32_t>(a) & 0x7fffffffu;
+    uint32_t steps = same_bits<uint32_t>(same_bits<float>(magnitude) + 0x1p14f) - 0x46800000u; // of 2^-9
+    uint32_t code = (magnitude - 0x3c000000u + 0x7ffff + ((magnitude >> 20) & 1)) >> 20;
+    return uint8_t(sign | (magnitude < 0x3c800000u ? steps : code));
 }
 
 } // namespace headrace

@@ -1,8 +1,7 @@
 // From one layer's qkv projection to turned queries and to keys and values in their pages.
 #pragma once
 
-#include "attention_types.h"
-#include "element.h"
+#include "kv_numbers.h"
 #include "norm.h"
 
 namespace headrace::HEADRACE_ISA {
@@ -17,7 +16,7 @@ HEADRACE_INLINE void turn(const float* x, const float* cos_sin, int64_t half, fl
     });
 }
 
-// Rows of the step, one by one. In is the type of qkv, T that of queries, keys and values.
+// Rows of the step, one by one. In is the type of qkv, T that of queries, and of keys and values unless they have scales.
 template <class In, class T> class Rotary {
     using Element = typename T::Element;
 
@@ -32,30 +31,29 @@ template <class In, class T> class Rotary {
             while (row >= starts[request + 1]) request++;
             const int64_t slot = step_.context_len[request] - (starts[request + 1] - row);
             int64_t page = step_.page_offset[request * step_.pages_per_request + slot / heads_.page_tokens];
-            write_row(row, slot % heads_.page_tokens, reinterpret_cast<Element*>(layer_.kv + page));
+            write_row(row, slot % heads_.page_tokens, layer_.kv + page);
         }
     }
 
   private:
     // `token` is the row's place on its page.
-    void write_row(int64_t row, int64_t token, Element* block) {
-        const int64_t size = heads_.head_size;
+    void write_row(int64_t row, int64_t token, uint8_t* block) {
+        const int64_t size = heads_.head_size, head_bytes = heads_.head_bytes();
         const float* cos_sin = layer_.cos_sin + step_.positions[row] * size;
         alignas(64) float turned[kMostHeadSize];
-        alignas(64) Element stored[kMostHeadSize];
         for (int64_t head = 0; head < heads_.heads; head++) {
             read_head(row, head, layer_.q_norm);
             turn(head_, cos_sin, size / 2, turned);
             round(turned, static_cast<Element*>(layer_.q) + row * layer_.q_stride + head * size);
         }
         for (int64_t head = 0; head < heads_.kv_heads; head++) {
+            uint8_t* keys = block + head * head_bytes;
             read_head(row, heads_.heads + head, layer_.k_norm);
             turn(head_, cos_sin, size / 2, turned);
-            round(turned, stored);
-            write_key(stored, block + head * heads_.head_elements(), token);
+            keep(turned, keys, token, [&](const auto* key, auto* to) { write_key(key, to, token); });
             read_head(row, heads_.heads + heads_.kv_heads + head, nullptr);
-            round(head_, stored);
-            write_value(stored, block + (heads_.kv_heads + head) * heads_.head_elements(), token);
+            keep(head_, keys + heads_.kv_heads * head_bytes, token,
+                 [&](const auto* value, auto* to) { write_value(value, to, token); });
         }
     }
 
@@ -79,18 +77,32 @@ template <class In, class T> class Rotary {
         for_vectors(heads_.head_size, [&](int64_t i, int n) { T::write(to + i, F32::read(from + i, n), n); });
     }
 
+    // Calls write(key or value as it is kept, the head's own on the page); a scale goes behind those.
+    template <class Write> void keep(const float* x, uint8_t* head, int64_t token, const Write& write) const {
+        if (!heads_.has_scales()) {
+            alignas(64) Element stored[kMostHeadSize];
+            round(x, stored);
+            return write(stored, reinterpret_cast<Element*>(head));
+        }
+        alignas(64) uint8_t numbers[kMostHeadSize];
+        float scale = 0;
+        with_numbers(heads_.numbers, [&](auto kind) { scale = to_numbers<decltype(kind)>(x, heads_.head_size, numbers); });
+        std::memcpy(head + heads_.head_elements() + token * int64_t(sizeof scale), &scale, sizeof scale);
+        write(numbers, head);
+    }
+
     // A key's words go to the place of its token in each group of tokens.
-    void write_key(const Element* key, Element* keys, int64_t token) const {
+    template <class Number> void write_key(const Number* key, Number* keys, int64_t token) const {
         constexpr int64_t n = T::kPerWord;
         for (int64_t word = 0; word < heads_.head_size / n; word++) {
-            std::memcpy(keys + (word * heads_.page_tokens + token) * n, key + word * n, n * sizeof(Element));
+            std::memcpy(keys + (word * heads_.page_tokens + token) * n, key + word * n, n * sizeof(Number));
         }
     }
 
     // A value's elements go to its token's side of each word.
-    void write_value(const Element* value, Element* values, int64_t token) const {
+    template <class Number> void write_value(const Number* value, Number* values, int64_t token) const {
         constexpr int64_t n = T::kPerWord;
-        Element* to = values + token / n * heads_.head_size * n + token % n;
+        Number* to = values + token / n * heads_.head_size * n + token % n;
         for (int64_t i = 0; i < heads_.head_size; i++) to[i * n] = value[i];
     }
 

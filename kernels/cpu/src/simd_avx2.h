@@ -30,6 +30,7 @@ HEADRACE_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
 HEADRACE_INLINE F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 HEADRACE_INLINE F sqrt(F a) { return _mm256_sqrt_ps(a); }
 HEADRACE_INLINE F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+HEADRACE_INLINE F floor(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 HEADRACE_INLINE F power_of_two(__m256i n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
@@ -98,6 +99,12 @@ HEADRACE_INLINE Pairs load_pairs(const uint16_t* p) { return _mm256_loadu_si256(
 HEADRACE_INLINE Pairs load_pairs_n(const uint16_t* p, int n) {
     return _mm256_maskload_epi32(reinterpret_cast<const int*>(p), first_lanes(n));
 }
+HEADRACE_INLINE void store_pairs(uint16_t* p, Pairs a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
+// 2W floats, of which bf16 has all bits, beside each other.
+HEADRACE_INLINE Pairs pairs_of(F first, F second) {
+    __m256i a = _mm256_srli_epi32(_mm256_castps_si256(first), 16), b = _mm256_srli_epi32(_mm256_castps_si256(second), 16);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0b11011000); // packing interleaves the two halves
+}
 HEADRACE_INLINE Pairs first_of_pairs(Pairs a) { return _mm256_and_si256(a, _mm256_set1_epi32(0x0000ffff)); }
 HEADRACE_INLINE Pairs broadcast_pair(const uint16_t* p) {
     int32_t both;
@@ -133,6 +140,16 @@ HEADRACE_INLINE void store_s8(int8_t* p, F a) {
     __m256i whole = _mm256_cvtps_epi32(a);
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+// W signed bytes as floats.
+HEADRACE_INLINE F load_s8(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p))));
+}
+// W numbers of e4m3. A half has their mantissa, and an exponent of a bit more that is off by 8; denormals included.
+HEADRACE_INLINE F load_e4m3(const void* p) {
+    __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(static_cast<const __m128i*>(p))), 7);
+    __m128i halves = _mm_and_si128(words, _mm_set1_epi16(int16_t(0xbfff))); // the sign stood in both upper bits
+    return _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0f));
 }
 
 } // namespace headrace::HEADRACE_ISA

@@ -28,6 +28,7 @@ HEADRACE_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
 HEADRACE_INLINE F abs(F a) { return _mm512_abs_ps(a); }
 HEADRACE_INLINE F sqrt(F a) { return _mm512_sqrt_ps(a); }
 HEADRACE_INLINE F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+HEADRACE_INLINE F floor(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 // p * 2^n for whole n; from 2^128 on infinity, below the smallest denormal zero.
 HEADRACE_INLINE F scale_by_power(F p, F n) { return _mm512_scalef_ps(p, n); }
 
@@ -87,6 +88,11 @@ HEADRACE_INLINE void store_f16_n(uint16_t* p, F a, int n) {
 
 HEADRACE_INLINE Pairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
 HEADRACE_INLINE Pairs load_pairs_n(const uint16_t* p, int n) { return _mm512_maskz_loadu_epi32(first_lanes(n), p); }
+HEADRACE_INLINE void store_pairs(uint16_t* p, Pairs a) { _mm512_storeu_si512(p, a); }
+// 2W floats, of which bf16 has all bits, beside each other.
+HEADRACE_INLINE Pairs pairs_of(F first, F second) {
+    return reinterpret_cast<Pairs>(_mm512_cvtne2ps_pbh(second, first));
+}
 HEADRACE_INLINE Pairs first_of_pairs(Pairs a) { return _mm512_and_si512(a, _mm512_set1_epi32(0x0000ffff)); }
 HEADRACE_INLINE Pairs broadcast_pair(const uint16_t* p) {
     int32_t both;
@@ -116,6 +122,16 @@ HEADRACE_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 // W floats, each within -128..127 once rounded, as signed bytes.
 HEADRACE_INLINE void store_s8(int8_t* p, F a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+// W signed bytes as floats.
+HEADRACE_INLINE F load_s8(const void* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+// W numbers of e4m3. A half has their mantissa, and an exponent of a bit more that is off by 8; denormals included.
+HEADRACE_INLINE F load_e4m3(const void* p) {
+    __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))), 7);
+    __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16(int16_t(0xbfff))); // the sign stood in both upper bits
+    return _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0f));
 }
 
 } // namespace headrace::HEADRACE_ISA

@@ -38,6 +38,7 @@ HEADRACE_INLINE F sqrt(F a) { return F{std::sqrt(a[0]), std::sqrt(a[1]), std::sq
 HEADRACE_INLINE F round(F a) {
     return F{std::nearbyint(a[0]), std::nearbyint(a[1]), std::nearbyint(a[2]), std::nearbyint(a[3])};
 }
+HEADRACE_INLINE F floor(F a) { return F{std::floor(a[0]), std::floor(a[1]), std::floor(a[2]), std::floor(a[3])}; }
 HEADRACE_INLINE I to_int(F a) { return __builtin_convertvector(a, I); } // of whole numbers only: it cuts
 HEADRACE_INLINE F power_of_two(I n) { return same_bits<F>((n + 127) << 23); }
 // p * 2^n for whole n; from 2^128 on infinity, below the smallest denormal zero. In two halves: 2^n alone may be neither.
@@ -89,6 +90,13 @@ HEADRACE_INLINE Pairs load_pairs_n(const uint16_t* p, int n) {
     std::memcpy(&a, p, sizeof(uint32_t) * (n < W ? n : W));
     return a;
 }
+HEADRACE_INLINE void store_pairs(uint16_t* p, Pairs a) { std::memcpy(p, &a, sizeof a); }
+// 2W floats, of which bf16 has all bits, beside each other.
+HEADRACE_INLINE Pairs pairs_of(F first, F second) {
+    Pairs a = same_bits<Pairs>(first), b = same_bits<Pairs>(second);
+    Pairs even = {a[0], a[2], b[0], b[2]}, odd = {a[1], a[3], b[1], b[3]};
+    return (even >> 16) | (odd & 0xffff0000u);
+}
 HEADRACE_INLINE Pairs first_of_pairs(Pairs a) { return a & 0x0000ffffu; }
 HEADRACE_INLINE Pairs broadcast_pair(const uint16_t* p) {
     uint32_t both;
@@ -128,6 +136,14 @@ HEADRACE_INLINE F to_float(I a) { return __builtin_convertvector(a, F); }
 HEADRACE_INLINE void store_s8(int8_t* p, F a) {
     a = round(a);
     for (int i = 0; i < W; i++) p[i] = int8_t(a[i]);
+}
+// W signed bytes as floats.
+HEADRACE_INLINE F load_s8(const uint8_t* p) {
+    return F{float(int8_t(p[0])), float(int8_t(p[1])), float(int8_t(p[2])), float(int8_t(p[3]))};
+}
+// W numbers of e4m3.
+HEADRACE_INLINE F load_e4m3(const uint8_t* p) {
+    return F{widen_e4m3(p[0]), widen_e4m3(p[1]), widen_e4m3(p[2]), widen_e4m3(p[3])};
 }
 
 } // namespace headrace::HEADRACE_ISA

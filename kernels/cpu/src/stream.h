@@ -20,19 +20,31 @@ class Stream {
 
     // The next lines, as many as `vectors` vectors take.
     HEADRACE_INLINE void fetch(int vectors) {
-        constexpr int kLine = 64;
-        if (at_ >= end_) {
-            if (taken_ == parts_) return;
-            at_ = part_[taken_].at;
-            end_ = at_ + part_[taken_++].bytes;
-        }
+        if (at_ >= end_ && !begin_part()) return;
         const int bytes = std::max(kLine, vectors * W * 4);
         HEADRACE_UNROLL
         for (int i = 0; i < bytes; i += kLine) prefetch(at_ + i);
         at_ += bytes;
     }
 
+    // The next lines, as many as so many bytes take.
+    void fetch_bytes(int64_t bytes) {
+        for (; bytes > 0; bytes -= kLine, at_ += kLine) {
+            if (at_ >= end_ && !begin_part()) return;
+            prefetch(at_);
+        }
+    }
+
   private:
+    static constexpr int kLine = 64;
+
+    bool begin_part() {
+        if (taken_ == parts_) return false;
+        at_ = part_[taken_].at;
+        end_ = at_ + part_[taken_++].bytes;
+        return true;
+    }
+
     struct Part {
         const char* at;
         int64_t bytes;

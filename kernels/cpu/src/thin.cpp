@@ -7,8 +7,18 @@
 namespace headrace {
 namespace {
 
-// Component 2i of B tokens into one row and 2i + 1 into the next, from words of both.
-inline void widen(const uint16_t* words, int64_t tokens, float* to) {
+enum class E4m3 : uint8_t {};
+
+inline float number(int8_t a) { return float(a); }
+inline float number(E4m3 a) { return widen_e4m3(uint8_t(a)); }
+
+// Words of B tokens into a row of floats for each of their components.
+template <int64_t kPerWord, class Number> inline void widen(const Number* words, int64_t tokens, float* to) {
+    for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t part = 0; part < kPerWord; part++) to[part * tokens + t] = number(words[t * kPerWord + part]);
+    }
+}
+template <int64_t kPerWord> inline void widen(const uint16_t* words, int64_t tokens, float* to) {
     for (int64_t t = 0; t < tokens; t++) {
         uint32_t both;
         std::memcpy(&both, words + 2 * t, sizeof both);
@@ -16,12 +26,12 @@ inline void widen(const uint16_t* words, int64_t tokens, float* to) {
         to[tokens + t] = same_bits<float>(both & 0xffff0000u);
     }
 }
-inline void widen(const float* words, int64_t tokens, float* to) { std::memcpy(to, words, size_t(tokens) * sizeof(float)); }
+template <int64_t kPerWord> inline void widen(const float* words, int64_t tokens, float* to) {
+    std::memcpy(to, words, size_t(tokens) * sizeof(float));
+}
 
 // One head of one layer. Tokens are taken a page at a time, as floats [head_size][page_tokens].
-template <class Element> class HeadThinning {
-    static constexpr int64_t kPerWord = int64_t(4 / sizeof(Element));
-
+template <class Number, int64_t kPerWord> class HeadThinning {
   public:
     HeadThinning(const HeadShape& heads, const ThinWork& work, uint8_t* layer, int64_t head)
         : heads_(heads), work_(work), layer_(layer), head_(head), keys_(size_t(pages() * heads.head_elements())),
@@ -36,22 +46,32 @@ template <class Element> class HeadThinning {
   private:
     int64_t pages() const { return (work_.tokens + heads_.page_tokens - 1) / heads_.page_tokens; }
 
-    Element* keys(int64_t page) const {
-        return reinterpret_cast<Element*>(layer_ + work_.page_offset[page]) + head_ * heads_.head_elements();
-    }
-    Element* values(int64_t page) const { return keys(page) + heads_.kv_heads * heads_.head_elements(); }
+    // The keys of this head on a page, and its values.
+    uint8_t* keys(int64_t page) const { return layer_ + work_.page_offset[page] + head_ * heads_.head_bytes(); }
+    uint8_t* values(int64_t page) const { return keys(page) + heads_.kv_heads * heads_.head_bytes(); }
+    static Number* numbers(uint8_t* head) { return reinterpret_cast<Number*>(head); }
+    // Behind those of a byte.
+    float* scales(uint8_t* head) const { return reinterpret_cast<float*>(head + heads_.head_elements()); }
 
     float* read_keys(int64_t page) { return keys_.data() + page * heads_.head_elements(); }
 
     // A page's keys as floats, zeros behind the last token: what stands there may be no number.
     void read(int64_t page) {
         const int64_t size = heads_.head_size, tokens = heads_.page_tokens;
-        const Element* from = keys(page);
+        const Number* from = numbers(keys(page));
         float* to = read_keys(page);
-        for (int64_t d = 0; d < size; d += kPerWord) widen(from + d * tokens, tokens, to + d * tokens);
+        for (int64_t d = 0; d < size; d += kPerWord) widen<kPerWord>(from + d * tokens, tokens, to + d * tokens);
+        if (heads_.has_scales()) multiply(to, scales(keys(page)));
         const int64_t there = work_.tokens - page * tokens;
         if (there >= tokens) return;
         for (int64_t d = 0; d < size; d++) std::fill(to + d * tokens + there, to + (d + 1) * tokens, 0.0f);
+    }
+
+    void multiply(float* keys, const float* scales) const {
+        const int64_t tokens = heads_.page_tokens;
+        for (int64_t d = 0; d < heads_.head_size; d++) {
+            for (int64_t t = 0; t < tokens; t++) keys[d * tokens + t] *= scales[t];
+        }
     }
 
     // One over each key's length; 0 for a key of zeros.
@@ -119,15 +139,19 @@ template <class Element> class HeadThinning {
     void move(int64_t from, int64_t to) {
         if (from == to) return;
         const int64_t size = heads_.head_size, tokens = heads_.page_tokens, n = kPerWord;
-        const int64_t from_page = from / tokens, to_page = to / tokens;
+        uint8_t *old_keys = keys(from / tokens), *old_values = values(from / tokens);
+        uint8_t *new_keys = keys(to / tokens), *new_values = values(to / tokens);
         from %= tokens;
         to %= tokens;
-        const Element *key = keys(from_page) + from * n, *value = values(from_page) + from / n * size * n + from % n;
-        Element *new_key = keys(to_page) + to * n, *new_value = values(to_page) + to / n * size * n + to % n;
+        const Number *key = numbers(old_keys) + from * n, *value = numbers(old_values) + from / n * size * n + from % n;
+        Number *key_to = numbers(new_keys) + to * n, *value_to = numbers(new_values) + to / n * size * n + to % n;
         for (int64_t word = 0; word < size / n; word++) {
-            std::memcpy(new_key + word * tokens * n, key + word * tokens * n, size_t(n) * sizeof(Element));
+            std::memcpy(key_to + word * tokens * n, key + word * tokens * n, size_t(n) * sizeof(Number));
         }
-        for (int64_t i = 0; i < size; i++) new_value[i * n] = value[i * n];
+        for (int64_t i = 0; i < size; i++) value_to[i * n] = value[i * n];
+        if (!heads_.has_scales()) return;
+        scales(new_keys)[to] = scales(old_keys)[from];
+        scales(new_values)[to] = scales(old_values)[from];
     }
 
     const HeadShape& heads_;
@@ -140,17 +164,26 @@ template <class Element> class HeadThinning {
     std::vector<float> anchor_;  // [head_size]
 };
 
+template <class Number, int64_t kPerWord>
+void thin_head(const HeadShape& heads, const ThinWork& work, uint8_t* layer, int64_t head) {
+    HeadThinning<Number, kPerWord>(heads, work, layer, head).run();
+}
+
+auto thinning_of(const HeadShape& heads) {
+    switch (heads.numbers) {
+    case Numbers::kInt8: return heads.is_float ? thin_head<int8_t, 1> : thin_head<int8_t, 2>;
+    case Numbers::kE4m3: return heads.is_float ? thin_head<E4m3, 1> : thin_head<E4m3, 2>;
+    default: return heads.is_float ? thin_head<float, 1> : thin_head<uint16_t, 2>;
+    }
+}
+
 } // namespace
 
 void thin(Team& team, const HeadShape& heads, const ThinWork& work, uint8_t* arena) {
+    const auto thin_one = thinning_of(heads);
     const int64_t parts = work.layers * heads.kv_heads;
     for (int64_t part; (part = team.claim_one()) < parts;) {
-        uint8_t* layer = arena + part / heads.kv_heads * work.layer_bytes;
-        if (heads.is_float) {
-            HeadThinning<float>(heads, work, layer, part % heads.kv_heads).run();
-        } else {
-            HeadThinning<uint16_t>(heads, work, layer, part % heads.kv_heads).run();
-        }
+        thin_one(heads, work, arena + part / heads.kv_heads * work.layer_bytes, part % heads.kv_heads);
     }
 }
 

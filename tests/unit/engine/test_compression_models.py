@@ -89,9 +89,10 @@ def test_a_request_goes_on_elsewhere_from_its_tokens(alone: Any, saved: Path, tm
     assert [outputs[str(number)] for number in range(len(PROMPTS))] == expected
 
 
+@pytest.mark.parametrize("page_size", [16, 8], ids=["library", "torch"])
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_bytes_are_thinned_too(saved: Path, tmp_path: Path, kind: str) -> None:
-    with small(saved, tmp_path, 16, kv_cache_dtype=kind) as llm:
+def test_bytes_are_thinned_too(saved: Path, tmp_path: Path, kind: str, page_size: int) -> None:
+    with small(saved, tmp_path, page_size, kv_cache_dtype=kind) as llm:
         together = [output.token_ids for output in llm.generate(PROMPTS[-2:], PARAMS)]
         single = [llm.generate([prompt], PARAMS)[0].token_ids for prompt in PROMPTS[-2:]]
     assert together == single

@@ -84,7 +84,7 @@ def test_the_layers_take_less_memory(tmp_path: Path, quantization: str) -> None:
     "settings",
     [
         {"quantization": "int4", "device": "cpu"},
-        {"quantization": "int8", "device": "cpu", "kv_cache_dtype": "int8"},
+        {"quantization": "int4", "device": "cpu", "kv_cache_dtype": "int8"},
         {"quantization": "int8", "device": "cpu", "embeddings": True},
     ],
     ids=str,

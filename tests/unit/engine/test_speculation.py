@@ -26,6 +26,7 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
     {"dtype": "bfloat16", "quantization": "int8"},
+    {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
 ]
 
 

@@ -7,7 +7,8 @@ environment it is the only one, else it is left out. `triton/test_interpreted.py
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -46,3 +47,14 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
         yield CpuKernels(request.getfixturevalue("team"))
     else:
         yield ReferenceKernels(torch.device("cpu"))
+
+
+Quantising = Callable[[torch.dtype | None], Kernels]
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def quantising(request: pytest.FixtureRequest) -> Quantising:
+    """Implementations by the type that they keep keys and values in. Triton's are tested in `triton/interpreted`."""
+    if request.param == "reference":
+        return partial(ReferenceKernels, torch.device("cpu"))
+    return partial(CpuKernels, request.getfixturevalue("team"))

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from kernels.cpu.layers import Heads, Step
+from kernels.cpu.layers import Heads, Numbers, Step
+from kernels.quantised import quantise, restore
 
 Array = NDArray[Any]
+
+KINDS = {Numbers.INT8: torch.int8, Numbers.E4M3: torch.float8_e4m3fn}
+"""What torch calls the numbers that have scales."""
+FORMS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "float": {"is_float": True},
+    "int8": {"numbers": Numbers.INT8},
+    "e4m3": {"numbers": Numbers.E4M3},
+    "float int8": {"is_float": True, "numbers": Numbers.INT8},
+    "float e4m3": {"is_float": True, "numbers": Numbers.E4M3},
+}
+"""What heads compute with, and what their pages hold."""
 
 
 def to_bf16(numbers: Array) -> NDArray[np.uint16]:
@@ -31,6 +45,29 @@ def loaded(array: Array) -> Array:
     return array if array.dtype == np.float32 else from_bf16(array)
 
 
+def to_bytes(numbers: Array, kind: Numbers) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Numbers [..., D] as bytes, and their scales [...]: as torch's reference has them."""
+    found, scales = quantise(torch.from_numpy(np.ascontiguousarray(numbers, np.float32)), KINDS[kind])
+    return found.view(torch.uint8).numpy(), scales.numpy()
+
+
+def from_bytes(found: NDArray[np.uint8], scales: NDArray[np.float32], kind: Numbers) -> NDArray[np.float32]:
+    numbers = torch.from_numpy(np.ascontiguousarray(found)).view(KINDS[kind])
+    return restore(numbers, torch.from_numpy(np.ascontiguousarray(scales))).numpy()
+
+
+class Blocks(NamedTuple):
+    """Views of one page in one layer, n numbers to a word."""
+
+    keys: Array
+    """[G, D / n, B, n]"""
+    values: Array
+    """[G, B / n, D, n]"""
+    key_scales: Array
+    """[G, B], of numbers that have scales"""
+    value_scales: Array
+
+
 @dataclass
 class Pages:
     """An arena whose pages are handed out in a random order, with a gap between them and garbage in all of them."""
@@ -46,41 +83,55 @@ class Pages:
         self.page_bytes = self.layers * self.heads.layer_bytes + 64
         self.arena = self.random.integers(0, 256, self.count * self.page_bytes, np.uint8)
         self.free = [int(page) for page in self.random.permutation(self.count)]
+        self.scaled = self.heads.numbers is not Numbers.PLAIN
+        self.per_word = 1 if self.heads.is_float else 2
 
     def take(self, tokens: int) -> list[int]:
         """Byte offsets of enough new pages for so many tokens."""
         return [self.free.pop() * self.page_bytes for _ in range(-(-tokens // self.heads.page_tokens))]
 
-    def blocks(self, offset: int, layer: int) -> tuple[Array, Array]:
-        """Views of one page's keys [G, D / n, B, n] and values [G, B / n, D, n], n elements to a word."""
-        h = self.heads
+    def blocks(self, offset: int, layer: int) -> Blocks:
+        h, n = self.heads, self.per_word
         start = offset + layer * h.layer_bytes
-        block = self.arena[start : start + h.layer_bytes].view(h.element)
-        n = 1 if h.is_float else 2
-        keys, values = block.reshape(2, -1)
-        return (
-            keys.reshape(h.kv_heads, h.head_size // n, h.page_tokens, n),
-            values.reshape(h.kv_heads, h.page_tokens // n, h.head_size, n),
+        both = self.arena[start : start + h.layer_bytes].reshape(2, h.kv_heads, -1)
+        numbers_bytes = h.head_size * h.page_tokens * h.number_bytes
+        numbers = both[:, :, :numbers_bytes].view(np.uint8 if self.scaled else h.element)
+        scales = both[:, :, numbers_bytes:].view(np.float32)
+        return Blocks(
+            numbers[0].reshape(h.kv_heads, h.head_size // n, h.page_tokens, n),
+            numbers[1].reshape(h.kv_heads, h.page_tokens // n, h.head_size, n),
+            scales[0],
+            scales[1],
         )
 
     def write(self, offsets: list[int], layer: int, keys: Array, values: Array, first: int = 0) -> None:
-        """Keys and values [tokens, G, D], in the stored type, from token `first` of the pages on."""
-        n = 1 if self.heads.is_float else 2
-        for token, (key, value) in enumerate(zip(keys, values, strict=True), first):
-            page, at = divmod(token, self.heads.page_tokens)
-            key_block, value_block = self.blocks(offsets[page], layer)
-            key_block[:, :, at] = key.reshape(self.heads.kv_heads, -1, n)
-            value_block[:, at // n, :, at % n] = value
+        """Keys and values [tokens, G, D] from token `first` on: floats if they get scales, else as stored."""
+        n = self.per_word
+        if self.scaled:
+            keys, key_scales = to_bytes(keys, self.heads.numbers)
+            values, value_scales = to_bytes(values, self.heads.numbers)
+        for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+            page, at = divmod(first + i, self.heads.page_tokens)
+            blocks = self.blocks(offsets[page], layer)
+            blocks.keys[:, :, at] = key.reshape(self.heads.kv_heads, -1, n)
+            blocks.values[:, at // n, :, at % n] = value
+            if self.scaled:
+                blocks.key_scales[:, at], blocks.value_scales[:, at] = key_scales[i], value_scales[i]
 
     def read(self, offsets: list[int], layer: int, first: int, end: int) -> tuple[Array, Array]:
-        """Keys and values [end - first, G, D]."""
-        n = 1 if self.heads.is_float else 2
-        keys, values = [], []
+        """Keys and values [end - first, G, D], as `write` takes them."""
+        n = self.per_word
+        found = []
         for token in range(first, end):
             page, at = divmod(token, self.heads.page_tokens)
-            key_block, value_block = self.blocks(offsets[page], layer)
-            keys.append(key_block[:, :, at].reshape(self.heads.kv_heads, -1))
-            values.append(value_block[:, at // n, :, at % n])
+            blocks = self.blocks(offsets[page], layer)
+            key = blocks.keys[:, :, at].reshape(self.heads.kv_heads, -1)
+            value = blocks.values[:, at // n, :, at % n]
+            if self.scaled:
+                key = from_bytes(key, blocks.key_scales[:, at], self.heads.numbers)
+                value = from_bytes(value, blocks.value_scales[:, at], self.heads.numbers)
+            found.append((key, value))
+        keys, values = zip(*found, strict=True)
         return np.array(keys), np.array(values)
 
 

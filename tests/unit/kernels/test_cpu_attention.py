@@ -10,14 +10,16 @@ import pytest
 from numpy.typing import NDArray
 
 from kernels.cpu import library, ops
-from kernels.cpu.layers import Heads
+from kernels.cpu.layers import Heads, Numbers
 from kernels.cpu.library import Team
 from tests.unit.kernels.isas import every_isa
-from tests.unit.kernels.paged import Pages, loaded, make_step, stored
+from tests.unit.kernels.paged import FORMS, Pages, from_bytes, loaded, make_step, stored
 
 LAYER = 1
 MIXED = [(0, 1), (0, 7), (34, 1), (15, 5), (15, 1), (0, 16), (31, 2), (599, 1), (16, 1), (250, 12), (500, 50)]
 """(computed, new) tokens of each request: decodes, whole prompts, later chunks; around the ends of pages and blocks."""
+
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 
 
 class Case:
@@ -33,11 +35,16 @@ class Case:
         def numbers(length: int, count: int) -> NDArray[Any]:
             return stored(random.standard_normal((length, count, heads.head_size)), heads)
 
+        def kept(length: int) -> NDArray[Any]:
+            given = numbers(length, heads.kv_heads)
+            return given if heads.numbers is Numbers.PLAIN else loaded(given)
+
         self.queries = [numbers(length, heads.heads) for length in lengths]
-        self.keys = [numbers(length, heads.kv_heads) for length in lengths]
-        self.values = [numbers(length, heads.kv_heads) for length in lengths]
-        for table, keys, values in zip(self.tables, self.keys, self.values, strict=True):
-            self.pages.write(table, LAYER, keys, values)
+        self.keys = [kept(length) for length in lengths]
+        self.values = [kept(length) for length in lengths]
+        for i, (table, length) in enumerate(zip(self.tables, lengths, strict=True)):
+            self.pages.write(table, LAYER, self.keys[i], self.values[i])
+            self.keys[i], self.values[i] = self.pages.read(table, LAYER, 0, length)
 
     def attend(
         self, team: Team, chunks: list[tuple[int, int]], members: list[int] | None = None, **options: Any
@@ -73,42 +80,42 @@ def assert_near(got: NDArray[Any], expected: NDArray[Any], is_float: bool) -> No
 
 
 @every_isa()
-@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@every_form
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (2, 2), (7, 1), (32, 1)])
 @pytest.mark.parametrize("size", [6, 64, 80, 128])
-def test_a_mixed_batch_equals_the_formula(isa: str, size: int, heads: int, kv_heads: int, is_float: bool) -> None:
-    case = Case(Heads(heads, kv_heads, size, 16, is_float), [done + rows for done, rows in MIXED])
+def test_a_mixed_batch_equals_the_formula(isa: str, size: int, heads: int, kv_heads: int, form: dict[str, Any]) -> None:
+    case = Case(Heads(heads, kv_heads, size, 16, **form), [done + rows for done, rows in MIXED])
     with Team(library.load(isa), 2) as team:
-        assert_near(case.attend(team, MIXED), case.expected(MIXED), is_float)
+        assert_near(case.attend(team, MIXED), case.expected(MIXED), case.heads.is_float)
 
 
 @every_isa()
-@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@every_form
 @pytest.mark.parametrize("size", [2, 16, 36, 96, 256])
 @pytest.mark.parametrize("page_tokens", [32, 48])
-def test_other_head_and_page_sizes(isa: str, size: int, page_tokens: int, is_float: bool) -> None:
-    case = Case(Heads(4, 2, size, page_tokens, is_float), [done + rows for done, rows in MIXED])
+def test_other_head_and_page_sizes(isa: str, size: int, page_tokens: int, form: dict[str, Any]) -> None:
+    case = Case(Heads(4, 2, size, page_tokens, **form), [done + rows for done, rows in MIXED])
     with Team(library.load(isa), 2) as team:
-        assert_near(case.attend(team, MIXED), case.expected(MIXED), is_float)
+        assert_near(case.attend(team, MIXED), case.expected(MIXED), case.heads.is_float)
 
 
 @every_isa()
-@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@every_form
 @pytest.mark.parametrize("window", [1, 5, 16, 100, 300])
-def test_a_window_hides_what_lies_before_it(isa: str, window: int, is_float: bool) -> None:
-    case = Case(Heads(4, 2, 64, 16, is_float, window_tokens=window), [done + rows for done, rows in MIXED])
+def test_a_window_hides_what_lies_before_it(isa: str, window: int, form: dict[str, Any]) -> None:
+    case = Case(Heads(4, 2, 64, 16, **form, window_tokens=window), [done + rows for done, rows in MIXED])
     with Team(library.load(isa), 2) as team:
-        assert_near(case.attend(team, MIXED), case.expected(MIXED), is_float)
+        assert_near(case.attend(team, MIXED), case.expected(MIXED), case.heads.is_float)
 
 
 @every_isa()
-@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@every_form
 @pytest.mark.parametrize("window", [None, 270])
-def test_a_row_is_bit_equal_in_every_chunk_batch_and_team(isa: str, is_float: bool, window: int | None) -> None:
+def test_a_row_is_bit_equal_in_every_chunk_batch_and_team(isa: str, form: dict[str, Any], window: int | None) -> None:
     """In strict mode greedy output may not change with the chunk size or the batch: vLLM issue 5952."""
     random = np.random.default_rng(3)
     lengths = [1300, 333, 41]
-    case = Case(Heads(6, 2, 64, 16, is_float, window_tokens=window), lengths)
+    case = Case(Heads(6, 2, 64, 16, **form, window_tokens=window), lengths)
     with Team(library.load(isa), 1) as alone, Team(library.load(isa), 3) as three:
         whole = [case.attend(alone, [(0, length)], [member]) for member, length in enumerate(lengths)]
         done, parts = [0, 0, 0], [[], [], []]  # type: ignore[var-annotated]
@@ -141,20 +148,54 @@ def test_one_long_context_is_shared_among_the_threads_and_stays_the_same(isa: st
 
 
 @every_isa()
-@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
-def test_what_other_requests_left_behind_the_context_is_never_used(isa: str, is_float: bool) -> None:
-    heads = Heads(6, 2, 80, 16, is_float)
+@every_form
+def test_what_other_requests_left_behind_the_context_is_never_used(isa: str, form: dict[str, Any]) -> None:
+    heads = Heads(6, 2, 80, 16, **form)
     lengths = [1, 15, 16, 17, 31, 257]
     case = Case(heads, lengths)
     chunks = [(length - 1, 1) for length in lengths]
     with Team(library.load(isa), 1) as team:
         before = case.attend(team, chunks)
-        nan = stored(np.full((16, heads.kv_heads, heads.head_size), 1.0), heads)
-        nan[:] = np.nan if is_float else 0x7FC0
-        for table, length, keys, values in zip(case.tables, lengths, case.keys, case.values, strict=True):
+        nan = np.full((16, heads.kv_heads, heads.head_size), np.nan, np.float32)
+        if not heads.is_float and heads.numbers is Numbers.PLAIN:
+            nan = np.full(nan.shape, 0x7FC0, np.uint16)
+        for table, length in zip(case.tables, lengths, strict=True):
             tail = len(table) * 16 - length
-            case.pages.write(table, LAYER, np.concatenate([keys, nan[:tail]]), np.concatenate([values, nan[:tail]]))
+            case.pages.write(table, LAYER, nan[:tail], nan[:tail], first=length)
         np.testing.assert_array_equal(case.attend(team, chunks), before)
+
+
+@every_isa()
+@pytest.mark.parametrize("numbers", [Numbers.INT8, Numbers.E4M3], ids=str)
+def test_every_byte_that_may_stand_in_a_page_is_read_as_torch_reads_it(isa: str, numbers: Numbers) -> None:
+    """A token with one number in each value, and a key that all others are far from: its value comes out as it is."""
+    bytes_ = [byte for byte in range(256) if byte & 0x7F < 0x7F or numbers is Numbers.INT8]
+    for is_float in (False, True):
+        heads = Heads(1, 1, 256, 16, is_float, numbers=numbers)
+        case = Case(heads, [16])
+        blocks = case.pages.blocks(case.tables[0][0], LAYER)
+        blocks.keys[:], blocks.key_scales[:] = 0, 1
+        blocks.values.reshape(1, 8 if not is_float else 16, 256, -1)[:, 0, : len(bytes_), 0] = bytes_
+        blocks.value_scales[:] = 0.5
+        case.queries[0][:] = stored(np.zeros((16, 1, 256)), heads)
+        with Team(library.load(isa), 1) as team:
+            got = loaded(case.attend(team, [(0, 1)]))[0, 0, : len(bytes_)]
+        expected = from_bytes(np.array([bytes_], np.uint8), np.array([0.5], np.float32), numbers)[0]
+        np.testing.assert_array_equal(got, expected)
+
+
+@every_isa()
+@pytest.mark.parametrize("numbers", [Numbers.INT8, Numbers.E4M3], ids=str)
+def test_a_token_that_is_no_number_makes_its_own_request_none(isa: str, numbers: Numbers) -> None:
+    case = Case(Heads(2, 1, 64, 16, numbers=numbers), [40, 40])
+    keys = case.keys[1][20:21].copy()
+    keys[0, 0, 3] = np.nan
+    with Team(library.load(isa), 2) as team:
+        before = case.attend(team, [(39, 1), (39, 1)])
+        case.pages.write(case.tables[1], LAYER, keys, case.values[1][20:21], first=20)
+        after = case.attend(team, [(39, 1), (39, 1)])
+    np.testing.assert_array_equal(after[0], before[0])
+    assert np.isnan(loaded(after[1])).all()
 
 
 @every_isa()

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from kernels.cpu import library, ops
-from kernels.cpu.layers import Heads
+from kernels.cpu.layers import Heads, Numbers
 from kernels.cpu.library import Team
 from tests.unit.kernels.isas import every_isa
-from tests.unit.kernels.paged import Pages, loaded, make_step, to_bf16
+from tests.unit.kernels.paged import Pages, loaded, make_step, stored, to_bf16
 
 LAYER = 1
 CHUNKS = [(0, 5), (17, 1), (14, 20), (31, 1), (0, 1)]
@@ -74,6 +74,63 @@ def test_queries_turn_and_keys_and_values_reach_their_pages(
         np.testing.assert_allclose(loaded(got_values), x[mine, v_from:], rtol=tolerance, atol=tolerance)
         pages.write(tables[request], LAYER, *before.read(tables[request], LAYER, done, done + rows), first=done)
     np.testing.assert_array_equal(pages.arena, before.arena)
+
+
+def wide_range(random: np.random.Generator, rows: int, heads: int, size: int) -> NDArray[np.float32]:
+    """Heads of every magnitude, one of zeros among them, with numbers that lie halfway between two steps."""
+    qkv = random.standard_normal((rows, heads, size)) * np.exp2(random.integers(-20, 20, (rows, heads, 1)))
+    qkv[1, -1] = 0
+    qkv[2, -1] = np.resize([127.0, 0.5, -0.5, 1.5, -1.5, 126.5], size)  # the scale of bytes is 1
+    qkv[3, -1] = np.resize([448.0, 2.0**-10, -3 * 2.0**-10, 17.0, 19.0, -(2.0**-6)], size)  # and here that of e4m3
+    return qkv.astype(np.float32)
+
+
+@every_isa()
+@pytest.mark.parametrize("numbers", [Numbers.INT8, Numbers.E4M3], ids=str)
+@pytest.mark.parametrize("is_float", [False, True], ids=["bf16", "float"])
+@pytest.mark.parametrize(
+    ("kv_heads", "size", "page_tokens"), [(3, 64, 16), (2, 80, 32), (1, 6, 16), (1, 256, 48), (2, 18, 16)]
+)
+def test_keys_and_values_are_rounded_as_torch_rounds_them(
+    isa: str, kv_heads: int, size: int, page_tokens: int, is_float: bool, numbers: Numbers
+) -> None:
+    random = np.random.default_rng(3)
+    shape = Heads(2 * kv_heads, kv_heads, size, page_tokens, is_float, numbers=numbers)
+    pages = Pages(shape, 20)
+    tables = [pages.take(done + rows) for done, rows in CHUNKS]
+    step = make_step(CHUNKS, tables)
+    qkv = wide_range(random, step.rows, 4 * kv_heads, size)
+    still = np.stack([np.ones((40, size // 2)), np.zeros((40, size // 2))], axis=1).astype(np.float32)
+    before = pages.arena.copy()
+    with Team(library.load(isa), 2) as team:
+        q = ops.rotary_kv_write(team, step, shape, qkv, still, pages.arena, LAYER * shape.layer_bytes)
+    np.testing.assert_array_equal(q, stored(qkv[:, : 2 * kv_heads], shape))
+    written = pages.arena.copy()
+    pages.arena[:] = before
+    for request, (done, _) in enumerate(CHUNKS):
+        mine = slice(step.query_start[request], step.query_start[request + 1])
+        keys, values = qkv[mine, 2 * kv_heads : 3 * kv_heads], qkv[mine, 3 * kv_heads :]
+        pages.write(tables[request], LAYER, keys, values, first=done)
+    np.testing.assert_array_equal(written, pages.arena)
+
+
+@every_isa()
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("numbers", [Numbers.INT8, Numbers.E4M3], ids=str)
+def test_the_scale_of_what_is_no_number_is_none(isa: str, numbers: Numbers, wrong: float) -> None:
+    """Or a byte would hide it, and the request would go on with nonsense."""
+    shape = Heads(1, 1, 20, 16, numbers=numbers)
+    pages = Pages(shape, 2)
+    table = pages.take(2)
+    step = make_step([(0, 2)], [table])
+    qkv = np.ones((2, 3, 20), np.float32)
+    qkv[1, 1:, 19] = wrong
+    still = np.stack([np.ones((2, 10)), np.zeros((2, 10))], axis=1).astype(np.float32)
+    with Team(library.load(isa), 1) as team:
+        ops.rotary_kv_write(team, step, shape, qkv, still, pages.arena, LAYER * shape.layer_bytes)
+    for found in pages.read(table, LAYER, 0, 2):
+        np.testing.assert_allclose(found[0], 1, rtol=1e-6)
+        assert np.isnan(found[1]).all()
 
 
 @every_isa()

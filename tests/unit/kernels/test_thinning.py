@@ -8,10 +8,10 @@ from torch import Tensor
 
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, Kernels
-from kernels.reference import ReferenceKernels
-from kernels.reference_attention import PagedKV
 from kernels.thinning import chosen
-from tests.unit.kernels.test_attention import Ragged, attend, written
+from tests.unit.kernels.conftest import Quantising
+from tests.unit.kernels.test_attention import TOLERANCE, Ragged, attend, written
+from tests.unit.kernels.test_quantised import left_of
 
 WORK = {"tokens": 90, "kept": 41, "first": 4, "last": 16}
 
@@ -64,24 +64,17 @@ def test_attention_sees_what_is_kept_and_nobody_else_notices(
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_quantised_heads_move_with_their_scales(kind: torch.dtype) -> None:
-    kernels = ReferenceKernels(torch.device("cpu"), kind)
-    batch = Ragged([(1, 90)], 4, 2, 64, 16, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_quantised_heads_move_with_their_scales(quantising: Quantising, kind: torch.dtype, dtype: torch.dtype) -> None:
+    kernels = quantising(kind)
+    batch = Ragged([(1, 90), (1, 90)], 4, 2, 64, 16, dtype)
     batch.layout = KVLayout(2, 2, 64, 1, 16, 4)
-    storage = torch.zeros(2 * batch.layout.extent_bytes, dtype=torch.uint8)
+    storage = torch.full((2 * batch.layout.extent_bytes,), 0xFF, dtype=torch.uint8)
     kv = written(kernels, batch, storage=storage)
+    batch.keys, batch.values = ([left_of(x, kind) for x in part] for part in (batch.keys, batch.values))
     work = Thinning(batch.tables[0], **WORK)
-    found = kernels.kv_views(storage, batch.layout, torch.float32)
-    keys, values = kernels_read(kernels, batch, found[1])
-    kernels.thin(found, batch.layout, work)
-    batch.keys, batch.values = [keys], [values]
-    thinned(batch, 0, chosen(keys, work))
+    kernels.thin(kernels.kv_views(storage, batch.layout, dtype), batch.layout, work)
+    thinned(batch, 0, chosen(batch.keys[0], work))
     got = attend(kernels, batch, kv, Attention(0.2))
-    torch.testing.assert_close(got.double(), batch.expected(Attention(0.2)), rtol=1e-5, atol=1e-5)
-
-
-def kernels_read(kernels: ReferenceKernels, batch: Ragged, layer: object) -> tuple[Tensor, Tensor]:
-    """What a layer's pages hold of the first request."""
-    assert isinstance(layer, PagedKV)
-    meta = kernels.prepare(batch.metadata([90]), torch.float32)
-    return layer.read(meta.plan.rows, torch.float32)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(got.double(), batch.expected(Attention(0.2)), rtol=tolerance, atol=tolerance)

@@ -26,6 +26,8 @@ FORMS = [
     pytest.param({"dtype": "float32"}, id="float32"),
     pytest.param({"dtype": "bfloat16"}, id="bfloat16"),
     pytest.param({"dtype": "bfloat16", "quantization": "int8"}, id="int8"),
+    pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "int8"}, id="int8 KV"),
+    pytest.param({"dtype": "float32", "kv_cache_dtype": "fp8"}, id="fp8 KV"),
 ]
 LENGTH = 300
 
