@@ -20,7 +20,14 @@ MOST_TOKENS = 32768
 NEW_TOKENS = 32
 """Of each request while all of them decode; the first ones get more, since the last ones' prompts take their time."""
 STEP_TOKENS = 1024
-SETTINGS = {"max_seq_len": 2560, "max_num_batched_tokens": STEP_TOKENS, "prefill_share": 1.0}
+POOL_BYTES = 5 * 2**28
+"""Room for all contexts of the largest batch and their new tokens."""
+SETTINGS = {
+    "max_seq_len": 2560,
+    "max_num_batched_tokens": STEP_TOKENS,
+    "prefill_share": 1.0,
+    "kv_cache_bytes": POOL_BYTES,
+}
 
 
 def measure(bench: Bench) -> None:

@@ -1,8 +1,9 @@
 // Memory that is wanted soon, fetched by products meanwhile.
 //
 // Products of many rows are bound by arithmetic and leave memory idle; attention is bound by memory. So while products
-// run, each call of their micro-kernel fetches a strip of the keys and values that the next attention reads, a line with
-// each of its steps. What no longer fits in the L2 cache by then has gone to the L3.
+// run, each call of their micro-kernel fetches strips of the keys and values that the next attention reads, a few lines
+// with each of its steps. What no longer fits in the L2 cache by then has gone to the L3, where it doesn't last: others use
+// that too. So fetching begins late, two products before that attention.
 #pragma once
 
 #include "base.h"
@@ -30,6 +31,12 @@ class Ahead {
         base_ = base;
         next_ = worker_;
         at_ = end_ = 0;
+    }
+
+    // What has not been fetched by now is left.
+    void stop() {
+        next_ = count_;
+        at_ = end_;
     }
 
     // The next strip, of `most` bytes at most.

@@ -32,15 +32,16 @@ struct Fetch {
     const uint8_t* at;
     int64_t groups;
 };
-constexpr int kFetches = 3;
+constexpr int kMostFetches = 10;
 
 // What a micro-kernel is called with.
 struct Block {
     const Weights* weights;
     const Activations* x;
-    int64_t row, tile;        // the first row, and the tile
-    Fetch fetches[kFetches];  // one after the other; all groups together are those of the tile
-    float* sums;              // [kRows][32], the result
+    float* sums;                 // [kRows][32], the result
+    int64_t row, tile;           // the first row, and the tile
+    int fetches_used;
+    Fetch fetches[kMostFetches]; // one after the other; all groups together are those of the tile
 };
 
 // The positions of a micro-kernel in its streams.
@@ -110,7 +111,8 @@ template <class Of, int kRows, bool kAlone> __attribute__((noinline)) void multi
         at.step = tile + layout.tile_head + first * 4;
         const float* scales = block.x->scales + block.row * groups;
         const int32_t* offsets = block.x->offsets + block.row * groups;
-        for (const Fetch& fetch : block.fetches) {
+        for (int f = 0; f < block.fetches_used; f++) {
+            const Fetch& fetch = block.fetches[f];
             at.ahead = fetch.at;
             for (int64_t i = 0; i < fetch.groups; i++) {
                 if constexpr (!Of::kGrouped) {
@@ -148,6 +150,17 @@ template <class Of, int kRows, bool kAlone> __attribute__((noinline)) void multi
     }
 }
 
+// Calls body(Of()) with the arithmetic of a format.
+template <class Body> HEADRACE_INLINE void with_format(Format format, const Body& body) {
+    switch (format) {
+    case Format::kF32: return body(FormatF32());
+    case Format::kBf16: return body(FormatBf16());
+    case Format::kInt8: return body(FormatInt8());
+    case Format::kInt8G32: return body(FormatInt8G32());
+    case Format::kU4G32: return body(FormatU4G32());
+    }
+}
+
 using Kernel = void (*)(const Block&);
 
 // The micro-kernels of a format by their number of rows, from 1 on.
@@ -160,22 +173,26 @@ template <class Of> struct Kernels {
     static constexpr auto kShared = list<false>(std::make_integer_sequence<int, kRows>());
 };
 
-// What one of `blocks` blocks that pass by a tile fetches: its share of the next tile, then a strip of `also`. If steps
+// What one of `blocks` blocks that pass by a tile fetches: its share of the next tile, then strips of `also`. If steps
 // are left, they ask for what is on its way already.
-template <class Of> void plan_fetches(const Weights& weights, int64_t tile, int64_t block, int64_t blocks, Ahead& also,
-                                      Fetch* fetches) {
+template <class Of>
+void plan_fetches(const Weights& weights, int64_t tile, int64_t place, int64_t blocks, Ahead& also, Block& block) {
     constexpr int64_t kGroupBytes = group_steps<Of>() * kFetchedBytes<Of>;
     const int64_t share = weights.tile_bytes() / blocks;
-    const uint8_t* next = weights.tile(tile + 1) + block * share;
+    const uint8_t* next = weights.tile(tile + 1) + place * share;
     int64_t left = weights.groups();
+    block.fetches_used = 0;
     auto add = [&](const uint8_t* at, int64_t bytes) {
         const int64_t groups = std::min(left, (bytes + kGroupBytes - 1) / kGroupBytes);
         left -= groups;
-        *fetches++ = {at, groups};
+        block.fetches[block.fetches_used++] = {at, groups};
     };
     add(next, blocks == 1 ? left * kGroupBytes : share);
-    const Strip strip = also.take(left * kGroupBytes);
-    add(strip.begin, strip.bytes);
+    while (left > 0 && block.fetches_used + 1 < kMostFetches) {
+        const Strip strip = also.take(left * kGroupBytes);
+        if (strip.bytes == 0) break;
+        add(strip.begin, strip.bytes);
+    }
     add(next, left * kGroupBytes);
 }
 
@@ -188,12 +205,12 @@ void multiply_tile(const Weights& weights, const Activations& x, int64_t begin, 
     const int64_t column = tile * kTileOutputs;
     const int outputs = int(std::min<int64_t>(kTileOutputs, weights.outputs - column));
     const int64_t blocks = (end - begin + Table::kRows - 1) / Table::kRows;
-    Block block{&weights, &x, 0, tile, {}, sums};
+    Block block{&weights, &x, sums, 0, tile, 0, {}};
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t row = begin + (end - begin) * b / blocks;
         const int64_t count = begin + (end - begin) * (b + 1) / blocks - row;
         block.row = row;
-        plan_fetches<Of>(weights, tile, b, blocks, also, block.fetches);
+        plan_fetches<Of>(weights, tile, b, blocks, also, block);
         (blocks == 1 ? Table::kAlone : Table::kShared)[count - 1](block);
         for (int64_t m = 0; m < count; m++) epilogue(row + m, column, sums + m * kTileOutputs, outputs);
     }
@@ -212,17 +229,6 @@ template <class Of> auto passes_of(int64_t rows, int64_t stride_bytes) {
     const int64_t most = std::max(kBlock, kCachedBytes / stride_bytes / kBlock * kBlock);
     const int64_t count = (rows + most - 1) / most;
     return Passes{count, [=](int64_t pass) { return Range{rows * pass / count, rows * (pass + 1) / count}; }};
-}
-
-// Calls body(Of()) with the arithmetic of a format.
-template <class Body> HEADRACE_INLINE void with_format(Format format, const Body& body) {
-    switch (format) {
-    case Format::kF32: return body(FormatF32());
-    case Format::kBf16: return body(FormatBf16());
-    case Format::kInt8: return body(FormatInt8());
-    case Format::kInt8G32: return body(FormatInt8G32());
-    case Format::kU4G32: return body(FormatU4G32());
-    }
 }
 
 // Every worker of `team` calls this with the same arguments save the epilogue, and meets the others at a barrier

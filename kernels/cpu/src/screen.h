@@ -68,7 +68,7 @@ struct KeepMost {
 template <class Of> void take_tile(const Weights& head, const Activations& x, int64_t row, int64_t tile, Best& best) {
     alignas(64) float sums[kTileOutputs];
     const int64_t column = tile * kTileOutputs;
-    Kernels<Of>::kAlone[0](Block{&head, &x, row, tile, {{head.tile(tile + 1), head.groups()}}, sums});
+    Kernels<Of>::kAlone[0](Block{&head, &x, sums, row, tile, 1, {{head.tile(tile + 1), head.groups()}}});
     KeepBest{&best}(0, column, sums, int(std::min<int64_t>(kTileOutputs, head.outputs - column)));
 }
 

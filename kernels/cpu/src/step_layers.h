@@ -58,13 +58,10 @@ template <class T> class Layers : StepWorker {
 
         AttentionLayer attention{qkv, kv, attended_, q_stride, queries, model_.scale, heads.is_float};
         attend(share_.plan, share_.shape, heads, attention, team_, member_);
+        kv_ahead_.stop();
         end(Phase::kAttention);
 
-        if (index + 1 < model_.layers) {
-            kv_ahead_.start(kv + model_.layer_bytes);
-        } else {
-            keep_sampled(queries);
-        }
+        if (index + 1 == model_.layers) keep_sampled(queries);
         project_stored(layer.output, layer.output_bias, layer.output_adapters, attended_, add_to_residual());
         lead_to(layer.gate_up);
         end(Phase::kOutput);
@@ -75,6 +72,7 @@ template <class T> class Layers : StepWorker {
                      SiluMultiply<Element>{gated_, model_.inner, model_.inner});
         lead_to(layer.down);
         end(Phase::kGateUp);
+        if (index + 1 < model_.layers) kv_ahead_.start(step_.kv + (index + 1) * model_.layer_bytes);
         project_stored(layer.down, layer.down_bias, layer.down_adapters, gated_, add_to_residual());
         lead_to(index + 1 < model_.layers ? step_.layers[size_t(index + 1)].qkv : model_.head);
         end(Phase::kDown);
