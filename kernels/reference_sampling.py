@@ -8,13 +8,14 @@ over the other tokens by id. What happens to a row depends on that row alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.columns import INFINITE_KEY, Columns
-from kernels.sampling import GREEDY_TEMPERATURE, Adjustment, Sampled, SamplingBatch, TokenLogprobs, uniform
+from kernels.sampling import GREEDY_TEMPERATURE, NO_TOKEN, Adjustment, Sampled, SamplingBatch, TokenLogprobs, uniform
 
 HEAD_TOKENS = 128
 
@@ -58,12 +59,12 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     reporting = [row for row, count in enumerate(counts) if count >= 0]
     raw = logits[reporting] if reporting else None
     adjust(logits, batch)
-    chosen = logits.argmax(dim=-1)
-    rows = [row for row in range(len(batch.temperature)) if not batch.is_greedy(row)]
+    tokens: list[int] = _likeliest_tokens(logits).tolist()
+    rows = [row for row, token in enumerate(tokens) if token != NO_TOKEN and not batch.is_greedy(row)]
     if rows:
         index = torch.tensor(rows, device=logits.device)
-        chosen[index] = _draw(logits[index], _cuts(batch, rows, logits))
-    tokens: list[int] = chosen.tolist()
+        for row, token in zip(rows, _draw(logits[index], _cuts(batch, rows, logits)).tolist(), strict=True):
+            tokens[row] = token
     if batch.forced is not None:
         tokens = [token if forced < 0 else forced for token, forced in zip(tokens, batch.forced, strict=True)]
     return report(raw, reporting, tokens, batch)
@@ -71,8 +72,8 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
 
 def choose(logits: Tensor, columns: Columns) -> Tensor:
     """[S] int32: what each row of logits [S, V] float32 chooses by the columns; draws are scaled in place."""
-    chosen = logits.argmax(dim=-1).to(torch.int32)
-    rows = (columns.temperature >= GREEDY_TEMPERATURE).nonzero().flatten()
+    chosen = _likeliest_tokens(logits).to(torch.int32)
+    rows = ((columns.temperature >= GREEDY_TEMPERATURE) & (chosen != NO_TOKEN)).nonzero().flatten()
     if len(rows):
         seeds, positions = columns.seed[rows].tolist(), columns.position[rows].tolist()
         drawn = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
@@ -88,15 +89,24 @@ def choose(logits: Tensor, columns: Columns) -> Tensor:
     return chosen
 
 
+def _likeliest_tokens(logits: Tensor) -> Tensor:
+    """[S] int64: the lowest id of the greatest logit of each row [S, V], `NO_TOKEN` if that is no finite number."""
+    ids = logits.argmax(dim=-1, keepdim=True)
+    return ids.masked_fill_(~logits.gather(1, ids).isfinite(), NO_TOKEN).squeeze(1)
+
+
 def report(raw: Tensor | None, reporting: list[int], tokens: list[int], batch: SamplingBatch) -> Sampled:
-    """The chosen tokens [S], and what rows `reporting` report of their logits as they came, `raw`; None if none do."""
+    """The chosen tokens [S], and what rows `reporting` report of their logits as they came, `raw`; None if none do.
+
+    A row without a token reports NaN.
+    """
     if raw is None or batch.logprobs is None:
         return Sampled(tokens)
     counts = batch.logprobs
     logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
-    found = _report(raw, [tokens[row] for row in reporting], [counts[row] for row in reporting])
+    found = _report(raw, [max(tokens[row], 0) for row in reporting], [counts[row] for row in reporting])
     for row, each in zip(reporting, found, strict=True):
-        logprobs[row] = each
+        logprobs[row] = each if tokens[row] != NO_TOKEN else TokenLogprobs(NO_TOKEN, math.nan, 0, ())
     return Sampled(tokens, logprobs)
 
 

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 GREEDY_TEMPERATURE = 1e-5
 """Below it a row is greedy: the scaled logits would leave float32."""
 
+NO_TOKEN = -1
+"""Stands for the token of a row whose greatest logit is no finite number."""
+
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
@@ -56,7 +59,8 @@ class Sampled(NamedTuple):
     """What a step chose for its S rows."""
 
     tokens: list[int]
-    """[S]; the forced token of a forced row, whatever the other parameters of that row say."""
+    """[S]; the forced token of a forced row, whatever the other parameters of that row say. `NO_TOKEN` of a row without
+    a finite greatest logit to choose by; NaNs beside numbers may count for that or for nothing."""
     logprobs: list[TokenLogprobs | None] | None = None
     """[S], or None if no row reports."""
     pooled: Sequence[NDArray[np.float32]] | None = None

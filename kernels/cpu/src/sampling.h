@@ -15,8 +15,9 @@ namespace headrace::HEADRACE_ISA {
 constexpr int64_t kHead = 128;
 constexpr int64_t kLongHead = 8 * kHead;
 
-// The lowest id of the greatest logit.
+// The lowest id of the greatest logit, if that is a finite number.
 inline int32_t greatest_id(const float* logits, int64_t vocab, float greatest) {
+    if (!std::isfinite(greatest)) return kNoToken;
     int64_t i = 0;
     for (; i + W <= vocab; i += W) {
         if (uint32_t lanes = lanes_at_least(load(logits + i), set1(greatest))) return int32_t(i + __builtin_ctz(lanes));
@@ -24,7 +25,7 @@ inline int32_t greatest_id(const float* logits, int64_t vocab, float greatest) {
     for (; i < vocab; i++) {
         if (logits[i] >= greatest) return int32_t(i);
     }
-    return 0;
+    return kNoToken;
 }
 
 // Writes what changes a row's logits, in the order of kernels.sampling.Adjustment, and its bans.
@@ -62,9 +63,10 @@ class Draw {
     }
 
     int32_t token() {
+        if (!std::isfinite(total_)) return kNoToken;
         Selection selection(scratch_.scaled, vocab_, 0, scratch_);
         const int64_t found = selection.first(kHead);
-        if (found == 0 || settle(found)) return chosen_;
+        if (settle(found)) return chosen_;
         if (is_open()) return behind(found);
         if (settle(selection.first(kLongHead))) return chosen_;
         if (top_k_ >= vocab_) return search();
@@ -195,6 +197,11 @@ class Draw {
 // The raw log-softmax of the chosen token, its rank, and the row's likeliest tokens: before whatever changes the logits.
 inline void report(const SamplingRow& row, const float* raw, int64_t vocab, SamplingScratch& scratch, SampledRow& out,
                    int32_t* top_ids, double* top_logprobs) {
+    if (out.token == kNoToken) {
+        out.rank = 0;
+        out.logprob = std::numeric_limits<double>::quiet_NaN();
+        return;
+    }
     const float greatest = group_maxima(raw, vocab, scratch.maxima), own = raw[out.token];
     double total = 0;
     int64_t before = 0;

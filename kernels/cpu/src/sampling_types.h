@@ -34,6 +34,9 @@ struct SamplingRow {
     bool changes_logits() const { return has_penalty() || bias_count > 0 || banned_count > 0 || allowed; }
 };
 
+// Stands for the token of a row whose greatest logit is no finite number: kernels.sampling.NO_TOKEN.
+constexpr int32_t kNoToken = -1;
+
 struct SampledRow {
     int32_t token;
     int32_t rank; // 1 for the likeliest

@@ -77,7 +77,10 @@ class Head : StepWorker {
 
     void choose_best(const Memory& found) {
         if (worker_ != 0) return;
-        for (int64_t row = 0; row < step_.work.greedy; row++) step_.tokens[step_.sample_at(row)] = best_of(found, row).index;
+        for (int64_t row = 0; row < step_.work.greedy; row++) {
+            const Best best = best_of(found, row);
+            step_.tokens[step_.sample_at(row)] = std::isfinite(best.value) ? best.index : kNoToken;
+        }
     }
 
     // Whether each worker prepares the greedy rows for itself.

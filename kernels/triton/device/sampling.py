@@ -146,13 +146,16 @@ def sample_kernel(
 ):  # fmt: skip
     """Program s: one row. A temperature of 0 takes the lowest id of the greatest logit.
 
+    If the greatest logit is no finite number, the token is -1: `kernels.sampling.NO_TOKEN`.
+
     What is kept are the tokens with keys below `edge`, and of those with the key `edge` the first `extra` by id.
     """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * stride
     heat = tl.load(temperature + row).to(tl.float32)
     greatest, token = _greatest(logits, vocab, BLOCK)
-    if heat > 0:
+    token = tl.where(tl.abs(greatest) < float("inf"), token, -1)
+    if (heat > 0) & (token >= 0):
         edge = tl.load(limit + row)
         most = tl.load(top_k + row)
         share = tl.load(top_p + row)

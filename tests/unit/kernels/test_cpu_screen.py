@@ -15,7 +15,7 @@ from kernels.cpu.packing import Format, Matrix, Packed, Source, pack, unpack_row
 from kernels.cpu.screen import Screen, bounds_of, measure
 from kernels.cpu.step import DecoderModel, Layer, ModelStep, StepWork
 from kernels.kv import KVLayout
-from kernels.sampling import SamplingBatch
+from kernels.sampling import NO_TOKEN, SamplingBatch
 from tests.unit.kernels.isas import every_isa
 
 Floats = NDArray[np.float32]
@@ -130,13 +130,14 @@ def test_outliers_among_the_inputs(isa: str) -> None:
 
 
 @every_isa()
-def test_rows_without_numbers_get_what_the_whole_head_gives_them(isa: str) -> None:
+def test_rows_without_numbers_get_no_token(isa: str) -> None:
     hidden = random_head(1, 6)
     hidden[2] = np.nan
     head = random_head(2, 500)
     with Team(load(isa), 2) as team:
         whole = tokens(team, Format.BF16, head, hidden, screened=False)
         assert tokens(team, Format.BF16, head, hidden, screened=True) == whole
+    assert [row for row, token in enumerate(whole) if token == NO_TOKEN] == [2]
 
 
 def stored(library: Library, form: Format, x: Floats) -> NDArray[np.float64]:
