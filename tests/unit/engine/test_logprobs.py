@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.fake import FakeModel, fake_token
-from engine.fake_sampling import fake_logits
+from engine.fake.sampling import fake_logits
 from engine.reporting import LEAST_LOGPROB, shown
 from engine.request import FinishReason, TokenLogprob
 from kernels.sampling import Sampled, TokenLogprobs

@@ -21,16 +21,15 @@ import re
 import signal
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from engine.batch import HOST_KV_BYTES, Batch, Model, ModelInfo
-from engine.fake_sampling import take
-from engine.memory import Move
+from engine.fake.sampling import take
+from engine.fake.storage import FakeStorage
+from engine.fake.text import fake_text
 from engine.memory.machine import DeviceMemory
 from engine.pooling import Pooling
 from kernels.kv import KVLayout, Thinning
@@ -38,88 +37,17 @@ from kernels.sampling import Sampled, TokenLogprobs
 from text.bundle import TextBundle
 
 _OPTION = {"step_s": float, "context_len": int, "kv_bytes_per_token": int, "revision": str}
-_SPECIAL = ("<|end|>", "<|system|>", "<|developer|>", "<|user|>", "<|assistant|>", "<|tool|>")
-END_ID = 256
 _ADAPTER = 2**32
 """A token's entry in the KV holds this, times the number of the adapter that computed it."""
 FAKE_DEVICE_BYTES = 2**36
 """Memory of the device that the fake model runs on."""
-_TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 _MARK = re.compile(r"<<(eos|raise|die|abort)(?::(\d+))?>>")
-
-
-def fake_text() -> TextBundle:
-    """A vocabulary of the 256 bytes, each its own id, and six special tokens."""
-    tokenizer = tokenizers.Tokenizer(models.BPE({char: byte for byte, char in _byte_chars()}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    return TextBundle(
-        tokenizer_json=tokenizer.to_str(),
-        chat_template=_TEMPLATE,
-        bos_token=None,
-        eos_token=_SPECIAL[0],
-        eos_token_ids=(END_ID,),
-        add_bos=False,
-        vocab_size=256 + len(_SPECIAL),
-    )
 
 
 def fake_token(token_id: int, position: int) -> int:
     """The token at `position` that follows `token_id`: a small letter, or a space after five of them."""
     mixed = (token_id * 2654435761 + position * 40503) >> 3
     return ord(" ") if position % 6 == 5 and token_id != ord(" ") else ord("a") + mixed % 26
-
-
-class FakeStorage:
-    """`engine.memory.storage.KVStorage` that keeps tokens: each page is a list of them."""
-
-    def __init__(self, layout: KVLayout, units: int) -> None:
-        self.layout = layout
-        self.units = units
-        self._pages: dict[int, list[int]] = {}
-
-    def write(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
-        """Put each token into its slot."""
-        assert len(set(slots)) == len(slots), "two tokens of one step share a slot"
-        size = self.layout.page_size
-        limit = (self.units >> self.layout.extent_order) * self.layout.pages_per_extent
-        for token, slot in zip(tokens, slots, strict=True):
-            page, offset = divmod(slot, size)
-            assert 0 <= page < limit, f"page {page} is outside the pool of {limit}"
-            self._pages.setdefault(page, [-1] * size)[offset] = token
-
-    def read(self, pages: Sequence[int], length: int) -> list[int]:
-        """The first `length` tokens of a request's pages; a page that holds nothing is left out."""
-        context: list[int] = []
-        for page in pages[: -(-length // self.layout.page_size)]:
-            context += self._pages.get(page, ())
-        del context[length:]
-        return context
-
-    def copy_pages(self, moves: Sequence[Move]) -> None:
-        assert not {move.source for move in moves} & {move.target for move in moves}
-        for source, target in moves:
-            self._pages[target] = list(self._pages.get(source, [-1] * self.layout.page_size))
-
-    def save_pages(self, pages: Sequence[int]) -> list[list[int]]:
-        return [list(self._pages[page]) for page in pages]
-
-    def load_pages(self, saved: list[list[int]], pages: Sequence[int]) -> None:
-        for content, page in zip(saved, pages, strict=True):
-            self._pages[page] = list(content)
-
-    def decommit(self, runs: Iterable[tuple[int, int]]) -> None:
-        for first, count in runs:
-            per_extent, order = self.layout.pages_per_extent, self.layout.extent_order
-            for page in range((first >> order) * per_extent, ((first + count) >> order) * per_extent):
-                self._pages.pop(page, None)
-
-    def close(self) -> None:
-        self._pages.clear()
 
 
 class FakeModel:
@@ -317,9 +245,3 @@ def load_fake(model: str, adapters: Sequence[str] = ()) -> Model:
             raise ValueError(f"the fake model has no option {name!r}; it has {', '.join(_OPTION)}")
         options[name] = _OPTION[name](value)
     return FakeModel(**options, adapters=adapters)  # type: ignore[arg-type]
-
-
-def _byte_chars() -> list[tuple[int, str]]:
-    from text.pieces import BYTE_OF
-
-    return sorted((byte, char) for char, byte in BYTE_OF.items())
