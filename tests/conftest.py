@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ledger import Ledger
 
 from engine.model.openmp import wait_briefly
+from kernels.cpu import library
 
 ROOT = Path(__file__).parent.parent
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "client")])
@@ -44,6 +45,12 @@ settings.load_profile("correctness")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--broker", choices=["valkey", "redis"], default="valkey", help="the broker that tests use")
     parser.addoption("--database", choices=["sqlite", "postgres"], default="sqlite", help="the ledger that tests use")
+    parser.addoption("--no-library", action="store_true", help="as where the CPU library was not built: torch serves")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-library"):
+        library.LIBRARY = library.LIBRARY.with_name("not-built.so")
 
 
 CHOSEN = {"_session_broker", "broker", "database_url", "module_settings", "theatre", "on_postgres"}
