@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from engine.memory import Page
 from engine.memory.machine import DeviceMemory
 from engine.memory.storage import KVStorage
@@ -16,7 +18,7 @@ from engine.rows import Rows
 from engine.scheduler import Chunk
 from engine.sequence import TokenSequence
 from kernels.kv import KVLayout, Thinning
-from kernels.sampling import Sampled, SamplingBatch
+from kernels.sampling import NO_TOKEN, Sampled, SamplingBatch
 from text.bundle import TextBundle
 
 
@@ -225,18 +227,23 @@ def build_batch(chunks: Sequence[Chunk], page_size: int, before: Mapping[TokenSe
 
 
 class NoNumbers(RuntimeError):
-    """Logits that are NaN: every one of them would be answered with token 0."""
+    """Logits or hidden states that are NaN or infinite: no token can be chosen by them, no vector made."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's logits are no numbers")
 
 
 def check_sampled(sampled: Sampled, batch: Batch, vocab_size: int) -> None:
     """Raise RuntimeError for an answer that doesn't fit the batch: it would be committed as somebody's tokens.
 
-    Raises its kind `NoNumbers` for reported logprobs that are NaN.
+    Raises its kind `NoNumbers` if a row has no token, or a logprob or a sum is no number.
     """
     tokens, rows, asked = sampled.tokens, len(batch.sample_rows), batch.sampling.logprobs
     if len(tokens) != rows:
         raise RuntimeError(f"the model returned {len(tokens)} tokens for {rows} rows")
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        if NO_TOKEN in tokens:
+            raise NoNumbers
         raise RuntimeError("the model returned a token outside its vocabulary")
     if len(sampled.pooled or ()) != len(batch.pooled):
         raise RuntimeError(f"the model returned {len(sampled.pooled or ())} sums for {len(batch.pooled)} texts")
@@ -245,7 +252,9 @@ def check_sampled(sampled: Sampled, batch: Batch, vocab_size: int) -> None:
         if len(told) != rows or any(count >= 0 and one is None for count, one in zip(asked, told, strict=True)):
             raise RuntimeError("the model returned no logprobs for a row that reports them")
         if any(one is not None and math.isnan(one.logprob) for one in told):
-            raise NoNumbers("the model's logits are no numbers")
+            raise NoNumbers
+    if not all(np.isfinite(sums).all() for sums in sampled.pooled or ()):
+        raise NoNumbers
 
 
 def _slots(pages: list[Page], start: int, end: int, page_size: int) -> Iterator[int]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from engine.batch import Batch, Model
+from engine.batch import Batch, Model, check_sampled
 from engine.memory import Move, Page
 from engine.pace import StepTimes, best_count
 from engine.sequence import TokenSequence
@@ -218,8 +218,9 @@ class Drafter:
         """Compute these tokens, and add a draft to each sequence whose last token is among them."""
         began_s = self._clock()
         batch, chosen = self._batch(chunks)
-        tokens = self._model.execute(batch).tokens
-        for row, token in zip(chosen, tokens, strict=True):
+        sampled = self._model.execute(batch)
+        check_sampled(sampled, batch, self._model.info.vocab_size)
+        for row, token in zip(chosen, sampled.tokens, strict=True):
             row.state.drafts.append(token)
         if len(batch.token_ids) <= 2 * len(chunks):
             self.times.note(len(chunks), self._clock() - began_s)

@@ -87,8 +87,9 @@ class Generation:
         if found is None:
             return self._delta(self._take(token_id), (token_id,))
         told = shown(self._tokenizer, found)
+        text = self._take(token_id)
         self._logprobs.append(told)
-        return self._delta(self._take(token_id), (token_id,), (told,))
+        return self._delta(text, (token_id,), (told,))
 
     def replay(self, progress: Progress) -> None:
         """Take the tokens that it had elsewhere, before it enters; `repeated` tells of them. May end it.

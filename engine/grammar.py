@@ -71,7 +71,7 @@ class Matcher:
 
 
 class Grammars:
-    """Compiled grammars of one tokenizer, the last used are kept. `matcher` may be called from any thread."""
+    """Compiled grammars of one tokenizer, the last used are kept. Any thread may call it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -79,28 +79,45 @@ class Grammars:
         self._vocabulary: _Vocabulary | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        """Of what is compiled; never held for long."""
+        self._compiling = threading.Lock()
+
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether `matcher` needn't compile it."""
+        with self._lock:
+            return grammar in self._compiled
 
     def matcher(self, grammar: Grammar, end_ids: Sequence[int]) -> Matcher:
         """A matcher at the beginning of a text that `end_ids` may end. Raises `GrammarError`."""
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
-            start = self._compiled.pop(grammar, None) or self._compile(self._vocabulary, grammar)
-            self._compiled[grammar] = start
-            if len(self._compiled) > KEPT_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return Matcher(self._vocabulary, start, end_ids)
+        start = self._find(grammar)
+        if start is None:
+            with self._compiling:
+                start = self._find(grammar) or self._compile(grammar)  # another thread may have been before
+        assert self._vocabulary is not None
+        return Matcher(self._vocabulary, start, end_ids)
 
-    @staticmethod
-    def _compile(vocabulary: _Vocabulary, grammar: Grammar) -> LLMatcher:
+    def _find(self, grammar: Grammar) -> LLMatcher | None:
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+            return self._compiled.get(grammar)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        """Compile a grammar and keep it."""
         grammar.check()
-        start = LLMatcher(vocabulary.tokenizer, grammar.form(), log_level=0, limits=LIMITS)
+        if self._vocabulary is None:
+            self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
+        start = LLMatcher(self._vocabulary.tokenizer, grammar.form(), log_level=0, limits=LIMITS)
         if start.is_error():
             raise GrammarError(grammar.kind.value, told(start.get_error()))
         first = start.deep_copy()
         first.compute_bitmask()
         if first.is_error():
             raise GrammarError(grammar.kind.value, told(first.get_error()))
+        with self._lock:
+            self._compiled[grammar] = start
+            if len(self._compiled) > KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
         return start
 
 

@@ -11,12 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from engine.batch import Batch, Model
+from engine.batch import Batch, Model, NoNumbers
 from engine.memory import Move
 from engine.memory.machine import DeviceMemory
 from engine.memory.storage import KVStorage
 from kernels.kv import KVLayout, Thinning
-from kernels.sampling import Sampled
+from kernels.sampling import NO_TOKEN, Sampled
 
 T = TypeVar("T")
 
@@ -119,6 +119,8 @@ class ThreadedModel:
         if batch.carried:
             token_ids = list(batch.token_ids)
             for at, row in batch.carried:
+                if chosen[row] == NO_TOKEN:
+                    raise NoNumbers
                 token_ids[at] = chosen[row]
             batch = replace(batch, token_ids=token_ids)
         return self._model.execute(batch)

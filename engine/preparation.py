@@ -35,6 +35,11 @@ class Preparation:
         self._config = config
         self._grammars = Grammars(tokenizer, info.vocab_size)
 
+    def compiles(self, request: EngineRequest) -> bool:
+        """Whether `prepare` has to compile the request's grammar, which may take seconds."""
+        grammar = grammar_of(request.params)
+        return grammar is not None and not self._grammars.knows(grammar)
+
     def prepare(self, request: EngineRequest, arrived_s: float, max_seq_len: int) -> Choices:
         """A request's generations, or `RequestRefused`. Progress that it can't have made is left out."""
         self._check_kind(request)

@@ -57,6 +57,11 @@ class PrefixSharing:
             self._drop(sequence, hashes[index])
         sequence.shared_pages = whole
 
+    def disown(self, sequence: TokenSequence) -> None:
+        """Let nobody find the sequence's pages any more, whoever computed them: they may hold what is no number."""
+        for page_hash in sequence.hashes[: sequence.shared_pages]:
+            self._pool.unpublish(page_hash)
+
     def end(self, sequence: TokenSequence) -> None:
         """The sequence runs no more: what it didn't compute is for others to compute."""
         for page_hash in sequence.hashes[sequence.shared_pages :]:

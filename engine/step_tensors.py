@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, where
+from torch import Tensor, clamp, where
 
 from engine.batch import Batch
 from kernels.adapters import AdapterRows
@@ -56,9 +56,9 @@ class StepTensors:
         return cls(token_ids, meta, rows, carried, Columns(*columns), adapted)
 
     def take(self, chosen: Tensor) -> None:
-        """Fill in the tokens that the step before chose, [S] of it."""
+        """Fill in the tokens that the step before chose, [S] of it; 0 for none, as this step is given up then."""
         picked = chosen.index_select(0, self.carried.clamp(min=0))
-        self.token_ids.copy_(where(self.carried < 0, self.token_ids, picked))
+        clamp(where(self.carried < 0, self.token_ids, picked), min=0, out=self.token_ids)
 
 
 def numbers_of(batch: Batch, sampling: SamplingBatch, vocab: int, adapters: int) -> list[Numbers]:

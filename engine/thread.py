@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -12,14 +11,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from engine.arrivals import Arrivals, Work
 from engine.batch import Model, Perishable
 from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.contract import EngineListener, EngineStats
-from engine.engine import ENGINE_ERROR, Engine
+from engine.engine import Engine
 from engine.executor import ModelFailed
 from engine.reports import StepResult
 from engine.request import EngineRequest, RequestOutput, RequestRefused
+from engine.roster import ENGINE_ERROR
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ TOGETHER_S = 0.002
 class EngineThread:
     """Fulfils `engine.contract.EngineHost`.
 
-    One thread steps; another tokenises, so that a long prompt stalls nobody's tokens. Everything
-    that other threads ask for goes through an inbox that is emptied between two steps.
+    One thread steps; others tokenise and compile grammars (`Arrivals`), so that neither stalls anybody's tokens.
+    Everything that other threads ask for goes through an inbox that is emptied between two steps.
     """
 
     def __init__(self, model: Model, config: EngineConfig, listener: EngineListener) -> None:
@@ -39,18 +40,14 @@ class EngineThread:
         self._listener = listener
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._arriving: queue.SimpleQueue[tuple[EngineRequest, float] | None] = queue.SimpleQueue()
-        self._preparing: dict[str, tuple[EngineRequest, float]] = {}
+        self._inbox: deque[Work] = deque()
+        self._arrivals = Arrivals(self._prepare, self._engine.compiles, self._post)
         self._live: set[str] = set()
         self._stopping = False
         self._closed = False
         self._failure: str | None = None
         self._stats = self._engine.stats()
-        self._threads = [
-            threading.Thread(target=self._loop, name="engine", daemon=True),
-            threading.Thread(target=self._prepare_loop, name="engine-prepare", daemon=True),
-        ]
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         if isinstance(model, Perishable):
             model.on_loss(self._lose)
 
@@ -64,29 +61,25 @@ class EngineThread:
         return self._engine.max_seq_len
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
+        self._arrivals.start()
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request from any thread; see `EngineHost.submit`. An id that is live already is the caller's fault."""
-        arrival = (request, time.monotonic())
         with self._lock:
             if self._stopping:
                 raise RuntimeError("the engine is stopping")
             if request.id in self._live:
                 raise ValueError(f"request {request.id} is in the engine already")
             self._live.add(request.id)
-            self._preparing[request.id] = arrival
-        self._arriving.put(arrival)
+            self._arrivals.put(request, time.monotonic())
 
     def abort(self, request_id: str) -> None:
-        with self._lock:
-            early = self._preparing.pop(request_id, None)
+        early = self._arrivals.take_back(request_id)
         if early is None:
             self._post(lambda: self._engine.abort(request_id))
         else:
-            request, arrived_s = early
-            self._post(lambda: self._finish([self._engine.aborted(request, arrived_s)]))
+            self._post(lambda: self._finish([self._engine.aborted(*early)]))
 
     def set_max_num_seqs(self, n: int) -> None:
         self._post(lambda: self._engine.set_max_num_seqs(n))
@@ -113,12 +106,11 @@ class EngineThread:
         if stopped:
             return
         self._wake.set()
-        if self._threads[0].ident is None:
+        if self._thread.ident is None:
             self._close()
         else:
-            self._arriving.put(None)
-            for thread in self._threads:
-                thread.join()
+            self._arrivals.stop()
+            self._thread.join()
         self._engine.close()
 
     def _ask(self, work: Callable[[], None]) -> Future[None]:
@@ -134,31 +126,20 @@ class EngineThread:
                 done.set_result(None)
 
         with self._lock:
-            running = self._threads[0].is_alive() and not self._closed
+            running = self._thread.is_alive() and not self._closed
             if running:
                 self._post(answer)
         if not running:
-            if self._threads[0].is_alive():
-                self._threads[0].join()
+            if self._thread.is_alive():
+                self._thread.join()
             answer()
         return done
 
-    def _post(self, work: Callable[[], None]) -> None:
+    def _post(self, work: Work) -> None:
         self._inbox.append(work)
         self._wake.set()
 
-    def _prepare_loop(self) -> None:
-        while (arrival := self._arriving.get()) is not None:
-            request, arrived_s = arrival
-            if self._preparing.get(request.id) is not arrival:
-                continue  # aborted since
-            work = self._prepare(request, arrived_s)
-            with self._lock:
-                if self._preparing.get(request.id) is arrival:
-                    del self._preparing[request.id]
-                    self._post(work)
-
-    def _prepare(self, request: EngineRequest, arrived_s: float) -> Callable[[], None]:
+    def _prepare(self, request: EngineRequest, arrived_s: float) -> Work:
         """Do the slow part of taking a request; what is left is for the engine's thread."""
         try:
             choices = self._engine.prepare(request, arrived_s)
@@ -181,7 +162,7 @@ class EngineThread:
                 idle = True
             if idle:
                 self._wake.wait(None if self._failure else self._engine.rest_s())
-                if self._preparing:
+                if self._arrivals.soon:
                     time.sleep(TOGETHER_S)
         self._close()
 
@@ -224,9 +205,8 @@ class EngineThread:
         """Abort whatever is left, on the engine's thread if it ever ran."""
         with self._lock:
             self._closed = True
-            preparing, self._preparing = self._preparing, {}
-        for request, arrived_s in preparing.values():
-            self._finish([self._engine.aborted(request, arrived_s)])
+        for early in self._arrivals.take_all_back():
+            self._finish([self._engine.aborted(*early)])
         while self._inbox:
             self._inbox.popleft()()
         self._engine.abort_all()

@@ -131,6 +131,15 @@ class PagePool:
         if self._known.setdefault(hash, page) is page:
             page.hash = hash
 
+    def unpublish(self, hash: bytes) -> None:  # noqa: A002
+        """Let nobody find the page of this hash any more, if there is one: its content is of no use."""
+        page = self._known.pop(hash, None)
+        if page is not None:
+            page.hash = None
+            if not page.refs:
+                del self._cached[hash]
+                self.extents.remove(page)
+
     def drop_cached(self) -> None:
         """Free every cached page."""
         while self._cached:

@@ -20,6 +20,7 @@ CONTRACTS = (
     "kernels/test_operations.py",
     "kernels/sampling",
     "engine/test_models.py",
+    "engine/test_no_numbers.py",
 )
 """Tests that every implementation of the kernels and of the model passes."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from headrace.contract import Reason
 
 from engine.batch import Batch
 from engine.executor import ModelFailed
-from engine.fake import FakeModel
+from engine.fake import FakeModel, fake_token
 from engine.request import FinishReason
 from kernels.sampling import Sampled
-from tests.unit.engine.bench import ENDLESS, RaisingModel, make_bench
+from tests.unit.engine.bench import ENDLESS, Bench, RaisingModel, expected, make_bench
 
 
 class TestShortage:
@@ -148,3 +149,40 @@ class TestFailure:
 
         output = make_bench(Wrong()).one((5,))
         assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
+
+
+class TestTokenizer:
+    """A tokenizer that can't tell what a token's text is."""
+
+    @pytest.fixture
+    def bench(self, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        """No question mark has a text; whoever comes to position 5 gets one."""
+        bench = make_bench(FakeModel(choose=lambda token, at: ord("?") if at == 5 else fake_token(token, at)))
+        pieces = bench.engine.tokenizer.pieces
+        text_of = pieces._bytes
+
+        def broken(token_id: int) -> bytes:
+            if token_id == ord("?"):
+                raise ValueError("no such token")
+            return text_of(token_id)
+
+        monkeypatch.setattr(pieces, "_bytes", broken)
+        return bench
+
+    @pytest.mark.parametrize("asked", [{}, {"logprobs": 2}, {"stop": ["xyz"]}, {"n": 3}], ids=str)
+    def test_its_request_fails_alone_and_keeps_what_it_had(self, bench: Bench, asked: dict[str, Any]) -> None:
+        bench.add("fails", "abc", **asked)
+        bench.add("goes on", "a longer prompt", **asked)
+        outputs = bench.run()
+        failed = outputs["fails"]
+        assert (failed.finish_reason, failed.error) == (FinishReason.ERROR, "ValueError: no such token")
+        assert failed.token_ids == expected("abc", 2)
+        assert len(failed.logprobs or ()) == (2 if "logprobs" in asked else 0)
+        assert outputs["goes on"].token_ids == expected("a longer prompt", 8)
+
+    def test_so_does_one_whose_prompt_cannot_be_reported(self, bench: Bench) -> None:
+        bench.add("fails", "a?bcdefghijk", prompt_logprobs=1)
+        bench.add("goes on", "a longer prompt")
+        outputs = bench.run()
+        assert outputs["fails"].error == "ValueError: no such token"
+        assert outputs["goes on"].token_ids == expected("a longer prompt", 8)

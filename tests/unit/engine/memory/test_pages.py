@@ -86,6 +86,12 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.cached == 0
         assert all(not self.pool.match(self.hashes(tokens)) for tokens, _ in self.requests)
 
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=2, max_size=16))
+    def unpublish(self, tokens: list[int]) -> None:
+        for known in self.hashes(tokens):
+            self.pool.unpublish(known)
+        assert not self.pool.match(self.hashes(tokens))
+
     @rule(order=st.integers(0, 2))
     def lease_to_another(self, order: int) -> None:
         if self.pool.extents.buddy.room(order):

@@ -19,12 +19,13 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
-from engine.engine import ENGINE_ERROR, Engine
+from engine.engine import Engine
 from engine.executor import ModelFailed
 from engine.model import load_model
 from engine.model.spec import UnsupportedModel
 from engine.parallel.model import ParallelModel
 from engine.request import EngineRequest, FinishReason, RequestOutput
+from engine.roster import ENGINE_ERROR
 from engine.thread import EngineThread
 from tests.unit.engine.model.random_models import save_random_model
 from tests.unit.engine.stepping import prompts
