@@ -16,9 +16,11 @@ SUITES = {
     "the tests of every implementation": [
         str(HERE.parent / name) for name in ("test_operations.py", "test_attention.py", "test_thinning.py")
     ],
+    "the tests of sampling": [str(HERE.parent / "sampling")],
 }
-TOO_MANY = "not mixed_batch"
-"""Interpreted, each of a hundred launches takes seconds: `interpreted/test_shapes.py` covers its shapes with less."""
+TOO_MANY = "not mixed_batch and not mixture"
+"""Interpreted, each of a hundred launches takes seconds: `interpreted/test_shapes.py` covers its shapes with less, and
+`interpreted/test_sampling.py` mixtures of parameters."""
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton for this machine")
