@@ -29,7 +29,7 @@ def test_it_runs_interpreted(tmp_path: Path) -> None:
     for expected in (
         "attention 128",
         "float8_e4m3fn KV",
-        "int4 weights",
+        "int4 by 64 weights",
         "page copy",
         "adapters",
         "sampling, ",
