@@ -78,8 +78,8 @@ template <class T, class KV> class Attention {
         block.first = int32_t(first / W * W);
         block.end = int32_t(end);
         block.spans_used = 0;
-        for (int64_t token = block.first; token < end;) {
-            int64_t page = (start + token) / page_tokens, offset = (start + token) % page_tokens;
+        int64_t page = (start + block.first) / page_tokens, offset = (start + block.first) % page_tokens;
+        for (int64_t token = block.first; token < end; page++, offset = 0) {
             auto& span = block.spans[block.spans_used++];
             const uint8_t* head = layer_.kv + pages[page] + to_keys;
             span.keys = reinterpret_cast<const Number*>(head);
