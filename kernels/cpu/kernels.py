@@ -21,7 +21,7 @@ from kernels.columns import Columns
 from kernels.cpu import copy, ops
 from kernels.cpu.adapters import add_adapters as add_packed
 from kernels.cpu.adapters import pack_adapters
-from kernels.cpu.layers import Heads, Numbers, Step
+from kernels.cpu.layers import NUMBERS, Heads, Numbers, Step
 from kernels.cpu.library import Team
 from kernels.cpu.linear import Then, linear
 from kernels.cpu.packing import Format, Matrix, Packed, Source, pack
@@ -29,7 +29,7 @@ from kernels.cpu.sampling import Sampler
 from kernels.cpu.thinning import thin
 from kernels.kv import KVLayout, Thinning
 from kernels.protocol import Attention, AttentionMetadata, Linear
-from kernels.quantised import check_layout
+from kernels.quantised import TYPES, check_layout
 from kernels.reference import RestoredLinear, TorchLinear, add_adapters, gelu_and_mul
 from kernels.reference_sampling import choose
 from kernels.sampling import Sampled, SamplingBatch
@@ -37,8 +37,8 @@ from kernels.weights import QuantisedWeight
 
 DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 """What activations, keys and values may be, and how numpy holds it."""
-NUMBERS = {None: Numbers.PLAIN, torch.int8: Numbers.INT8, torch.float8_e4m3fn: Numbers.E4M3}
-"""By what keys and values are quantised to."""
+NUMBERS_OF = {TYPES.get(name): numbers for name, numbers in NUMBERS.items()}
+"""By what keys and values are quantised to; None if they aren't."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class CpuKernels:
         is_float = _type(torch.empty(0, dtype=dtype)) is np.float32
         check_layout(layout, self.kv_dtype or dtype)
         arena = storage.numpy()
-        numbers = NUMBERS[self.kv_dtype]
+        numbers = NUMBERS_OF[self.kv_dtype]
         offsets = range(0, layout.page_bytes, layout.layer_bytes)
         views = [LayerKV(arena, offset, layout, is_float, numbers) for offset in offsets]
         views[0].heads(layout.kv_heads)  # refuses what the library can't serve

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -183,6 +184,16 @@ class Stage:
         if strike is Strike.STOP:
             eventually(lambda: state_of(pid) == "T", 5, f"process {pid} stands still")
         return pid
+
+    def strike_submission(self, point: str, fault: AbstractContextManager[None], away_s: float) -> None:
+        """Two jobs are held at a point of their submission while the fault lasts, and are accepted after it."""
+        self.points.arm(point, Strike.HOLD)
+        with self.submitting(2) as submission:
+            eventually(lambda: self.points.struck(point), 15, f"somebody comes by {point!r}")
+            with fault:
+                self.points.clear()
+                time.sleep(away_s)
+            submission.result(timeout=30)
 
     @contextlib.contextmanager
     def database_away(self) -> Iterator[None]:

@@ -122,13 +122,7 @@ def test_what_is_being_submitted_is_kept(
     stage: Stage, fault: Callable[[Stage], AbstractContextManager[None]], point: str
 ) -> None:
     """What is accepted is in the ledger, and its message is sent, or sent again, once it can be."""
-    stage.points.arm(point, Strike.HOLD)
-    with stage.submitting(2) as submission:
-        eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
-        with fault(stage):
-            stage.points.clear()
-            time.sleep(AWAY_S)
-        submission.result(timeout=30)
+    stage.strike_submission(point, fault(stage), AWAY_S)
     assert {job.attempt for job in stage.assert_clean(within_s=45)} == {1}
 
 

@@ -14,7 +14,6 @@ import pytest
 from tests.faults.points import SUBMISSION, WORK, Strike
 from tests.faults.stage import Stage
 from tests.outage import outage
-from tests.workers import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -91,12 +90,6 @@ def test_what_is_being_submitted_is_accepted_once(stage: Stage, fault: Fault, po
     if stage.postgres is None and fault is not restarted:
         pytest.skip("SQLite has no server")
     before = set(stage.stories())
-    stage.points.arm(point, Strike.HOLD)
-    with stage.submitting(2) as submission:
-        eventually(lambda: stage.points.struck(point), 15, f"somebody comes by {point!r}")
-        with fault(stage):
-            stage.points.clear()
-            time.sleep(AWAY_S)
-        submission.result(timeout=30)
+    stage.strike_submission(point, fault(stage), AWAY_S)
     assert {job.attempt for job in stage.assert_clean(within_s=45)} == {1}
     assert set(stage.stories()) - before == set(stage.accepted), "a submission that was repeated is one job"
