@@ -190,5 +190,5 @@ class CpuModel:
 def choose_dtype(name: str, library: Library) -> str:
     """`auto` is bfloat16 where the processor multiplies it natively, else float32."""
     if name == "auto":
-        return "bfloat16" if library.isa == "avx512" else "float32"
+        return "bfloat16" if library.isa in ("amx", "avx512") else "float32"
     return name

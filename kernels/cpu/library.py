@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-ISAS = ("avx512", "avx2", "portable")
+ISAS = ("amx", "avx512", "avx2", "portable")
 """The instruction sets that the library knows, best first. `HEADRACE_CPU_ISA` names one to use."""
 ABI_VERSION = 5
 """What the library has to say of itself: `kAbiVersion` of src/abi.h."""

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kPage = 16;
 
-// Two requests, a long decode and a chunk, whose arena ends with the block of their last page.
+// Requests whose arena ends with the block of their last page: a long decode, a chunk, and two that begin with pages of the
+// first one, two blocks of them and three.
 struct Example {
     HeadShape heads;
     std::vector<int32_t> positions, query_start{0}, context_len;
@@ -23,10 +24,12 @@ struct Example {
         block_bytes = 2 * heads.kv_heads * heads.head_bytes();
         add(1100, 1);
         add(17, 17);
+        add(800, 2, 2 * kBlockTokens / kPage);
+        add(830, 1, 3 * kBlockTokens / kPage);
         arena.resize(block_bytes * page_offset.size());
     }
 
-    void add(int32_t context, int32_t rows) {
+    void add(int32_t context, int32_t rows, int64_t pages_of_first = 0) {
         for (int32_t row = 0; row < rows; row++) positions.push_back(context - rows + row);
         query_start.push_back(query_start.back() + rows);
         context_len.push_back(context);
@@ -34,6 +37,7 @@ struct Example {
         int64_t old = int64_t(page_offset.size()), requests = int64_t(context_len.size());
         page_offset.resize(requests * pages_per_request);
         for (int64_t i = old; i < int64_t(page_offset.size()); i++) page_offset[i] = i * block_bytes;
+        std::copy_n(page_offset.begin(), pages_of_first, page_offset.end() - pages_per_request);
     }
 
     StepShape step() const {
@@ -41,6 +45,13 @@ struct Example {
                 context_len.data(),        page_offset.data(),          pages_per_request};
     }
 };
+
+// Rows that reduce a block's keys and values together with another request's.
+int64_t rows_beside_others(const AttentionPlan& plan) {
+    int64_t rows = 0;
+    for (const AttentionPiece& piece : plan.pieces()) rows += piece.is_shared ? piece.rows : 0;
+    return rows;
+}
 
 template <class Element> void attend_and_write(const Ops& ops, int32_t size, bool is_float, Numbers numbers) {
     Example example(size, is_float, numbers);
@@ -62,6 +73,7 @@ template <class Element> void attend_and_write(const Ops& ops, int32_t size, boo
         Team team(threads);
         AttentionPlan plan;
         plan.make(step, heads, threads);
+        CHECK(rows_beside_others(plan) == 2 * (1 + 2 + 1) * heads.heads / heads.kv_heads);
         team.run([&](int worker) {
             for (int repeat = 0; repeat < 3; repeat++) {
                 ops.attend(plan, step, heads, layer, team, worker);

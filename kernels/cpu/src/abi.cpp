@@ -1,22 +1,49 @@
 #include "abi.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 using headrace::LinearJob;
 using headrace::Ops;
 using headrace::Row;
 using headrace::Team;
 using headrace::Weights;
 
+namespace {
+
+#if defined(__x86_64__)
+// Whether the machine has AMX for bf16 and integers, and the system lets this process use it: it has to be asked once.
+bool may_use_amx() {
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
+#if defined(__linux__)
+    constexpr long kAskForState = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    static const bool granted = syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+    return granted;
+#else
+    return false;
+#endif
+}
+#endif
+
+} // namespace
+
 int32_t headrace_abi_version() { return kAbiVersion; }
 
 const Ops* headrace_ops(const char* name) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!std::strcmp(name, "avx512")) {
-        bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                   __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-        return has ? &headrace::avx512::ops : nullptr;
-    }
+    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    if (!std::strcmp(name, "amx")) return has_avx512 && may_use_amx() ? &headrace::amx::ops : nullptr;
+    if (!std::strcmp(name, "avx512")) return has_avx512 ? &headrace::avx512::ops : nullptr;
     if (!std::strcmp(name, "avx2")) {
         bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
         return has ? &headrace::avx2::ops : nullptr;

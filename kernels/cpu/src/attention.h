@@ -1,7 +1,7 @@
 // Paged attention, read in place: decode tokens and prefill chunks in one batch.
 //
-// A piece (attention_plan.h) has the rows of one key head: for each token of a request's chunk, the query heads that
-// share it. Its context is reduced block by block:
+// A piece (attention_plan.h) has the rows of one key head: for each token of a request's chunk, or of several requests',
+// the query heads that share it. Its context is reduced block by block:
 //
 //   scores     rows x tokens     from queries and keys, W tokens in a vector, a tile of rows at once
 //   weights    rows x tokens     exp(scale * score - greatest of the block), rounded to the type of the values
@@ -63,8 +63,6 @@ template <class T, class KV> class Attention {
         float* values;
     };
 
-    int64_t rows_of(const AttentionPiece& piece) const { return piece.tokens * heads_.shared(); }
-
     static Result parts(float* partial, int64_t rows) {
         return {partial, partial + rows, partial + partial_values(rows)};
     }
@@ -72,7 +70,7 @@ template <class T, class KV> class Attention {
     void locate(const AttentionPiece& piece, int64_t index, Located& block) const {
         const int64_t start = index * kBlockTokens, page_tokens = heads_.page_tokens;
         const int64_t first = std::max<int64_t>(0, heads_.first_visible(piece.position) - start);
-        const int64_t end = std::min<int64_t>(kBlockTokens, piece.position + piece.tokens - start);
+        const int64_t end = std::min<int64_t>(kBlockTokens, piece.end - start);
         const int64_t* pages = step_.page_offset + piece.request * step_.pages_per_request;
         const int64_t to_keys = piece.kv_head * heads_.head_bytes(), to_values = heads_.kv_heads * heads_.head_bytes();
         block.first = int32_t(first / W * W);
@@ -98,10 +96,17 @@ template <class T, class KV> class Attention {
         for (int32_t s = 0; s < ahead_->spans_used; s++) kv_.add_values(ahead_->spans[s], stream_);
     }
 
+    // What is kept of one block of a task that has several pieces.
+    Result kept(const AttentionTask& task, int64_t block) {
+        const int64_t place = (block - task.first_block) * partial_floats(task.rows, heads_.head_size);
+        return parts(plan_.partial(task) + place, task.rows);
+    }
+
     void attend(const AttentionPiece& piece, const AttentionPiece* next) {
-        const int64_t rows = rows_of(piece);
-        const SharedResult* shared = piece.shared < 0 ? nullptr : &plan_.shared(piece);
-        Result state = parts(state_, rows);
+        const AttentionRow* rows = plan_.rows(piece);
+        const AttentionTask& task = plan_.task(rows[0]);
+        const bool is_whole = task.pieces == 1;
+        const Result state = parts(state_, piece.rows), result = parts(block_result_, piece.rows);
         for (int64_t index = piece.first_block; index < piece.end_block; index++) {
             std::swap(here_, ahead_);
             stream_.clear();
@@ -110,44 +115,61 @@ template <class T, class KV> class Attention {
             } else if (next) {
                 look_ahead(*next, next->first_block);
             }
-            if (shared) {
-                int64_t place = (index - shared->first_block) * partial_floats(rows, heads_.head_size);
-                reduce(piece, index, parts(plan_.partial(*shared) + place, rows));
-            } else if (index == piece.first_block) {
+            if (is_whole && index == piece.first_block) {
                 reduce(piece, index, state);
-            } else {
-                Result result = parts(block_result_, rows);
+            } else if (is_whole) {
                 reduce(piece, index, result);
-                merge(result, state, rows);
+                merge(result, state, piece.rows);
+            } else if (piece.is_shared) {
+                reduce(piece, index, result);
+                keep(result, rows, piece.rows, index);
+            } else {
+                reduce(piece, index, kept(task, index));
             }
         }
-        if (!shared) return write(piece, state);
-        if (!plan_.ends(piece)) return;
-        state = parts(plan_.partial(*shared), rows);
-        for (int64_t block = 1; block < shared->blocks; block++) {
-            float* partial = plan_.partial(*shared) + block * partial_floats(rows, heads_.head_size);
-            merge(parts(partial, rows), state, rows);
+        if (is_whole) return write(rows, piece.rows, state);
+        for (const AttentionRow* row = rows; row < rows + piece.rows; row++) {
+            if (row->place == 0 && plan_.ends(*row)) finish(plan_.task(*row));
         }
-        write(piece, state);
+    }
+
+    // Brings one block's result to each row's task.
+    void keep(Result result, const AttentionRow* rows, int64_t count, int64_t index) {
+        const int64_t size = heads_.head_size;
+        for (int64_t row = 0; row < count; row++) {
+            const Result to = kept(plan_.task(rows[row]), index);
+            to.greatest[rows[row].place] = result.greatest[row];
+            to.sum[rows[row].place] = result.sum[row];
+            std::memcpy(to.values + rows[row].place * size, result.values + row * size, size_t(size) * sizeof(float));
+        }
+    }
+
+    // Merges the results of a task's blocks, all of which are kept.
+    void finish(const AttentionTask& task) {
+        const Result state = kept(task, task.first_block);
+        for (int64_t block = task.first_block + 1; block < task.end_block; block++) {
+            merge(kept(task, block), state, task.rows);
+        }
+        write(plan_.rows(task), task.rows, state);
     }
 
     // One block's result for all rows of the piece.
     void reduce(const AttentionPiece& piece, int64_t index, Result result) {
-        const int64_t rows = rows_of(piece), shared = heads_.shared(), size = heads_.head_size;
+        const int64_t rows = piece.rows, size = heads_.head_size, start = index * kBlockTokens;
+        const AttentionRow* places = plan_.rows(piece);
         const Seen& keys = kv_.keys(*here_, stream_);
         for_row_tiles(rows, [&](int64_t row, auto count) {
             const Element* queries[count];
             for (int r = 0; r < count; r++) {
-                queries[r] = static_cast<const Element*>(layer_.q) +
-                             (piece.first_row + (row + r) / shared) * layer_.q_stride +
-                             (piece.kv_head * shared + (row + r) % shared) * size;
+                queries[r] = static_cast<const Element*>(layer_.q) + places[row + r].row * layer_.q_stride +
+                             places[row + r].head * size;
             }
             score<count>(keys, queries, row, !KV::kFetches && row == 0);
         });
         for (int64_t row = 0; row < rows; row++) {
-            const int64_t position = piece.position + row / shared - index * kBlockTokens;
-            weigh(row, std::max<int64_t>(0, heads_.first_visible(position + index * kBlockTokens) - index * kBlockTokens),
-                  std::min<int64_t>(kBlockTokens, position + 1), result);
+            const int64_t position = places[row].position;
+            weigh(row, std::max<int64_t>(0, heads_.first_visible(position) - start),
+                  std::min<int64_t>(kBlockTokens, position + 1 - start), result);
         }
         const Seen& values = kv_.values(*here_, stream_);
         for_row_tiles(rows, [&](int64_t row, auto count) {
@@ -305,14 +327,13 @@ template <class T, class KV> class Attention {
         }
     }
 
-    void write(const AttentionPiece& piece, Result state) const {
-        const int64_t rows = rows_of(piece), shared = heads_.shared(), size = heads_.head_size;
+    void write(const AttentionRow* rows, int64_t count, Result state) const {
+        const int64_t size = heads_.head_size;
         with_element(layer_.out_is_float, [&](auto type) {
             using Out = decltype(type);
-            for (int64_t row = 0; row < rows; row++) {
-                auto* out = static_cast<typename Out::Element*>(layer_.out) +
-                            (piece.first_row + row / shared) * layer_.out_stride +
-                            (piece.kv_head * shared + row % shared) * size;
+            for (int64_t row = 0; row < count; row++) {
+                auto* out = static_cast<typename Out::Element*>(layer_.out) + rows[row].row * layer_.out_stride +
+                            rows[row].head * size;
                 const F share = set1(1.0f / state.sum[row]);
                 for_vectors(size, [&](int64_t i, int n) {
                     Out::write(out + i, mul(F32::read(state.values + row * size + i, n), share), n);

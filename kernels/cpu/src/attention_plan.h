@@ -5,10 +5,16 @@
 // kBlockTokens, which begin at multiples of that, and merges the blocks in their order. Both depend on nothing but the
 // position of a row, so its bits are the same in every batch, chunk and piece.
 //
-//   a task's context        |   block 0   |   block 1   |   block 2   | block 3 |
-//   in one piece            |-------- a worker merges as it goes -------------->|
-//   cut into two pieces     |------- worker A --------->|------ worker B ------>|   the blocks' results are kept,
-//                                                                                   and who ends last merges them
+//   a task's context          |   block 0   |   block 1   |   block 2   | block 3 |
+//   in one piece              |-------- a worker merges as it goes -------------->|
+//   cut into two pieces       |------- worker A --------->|------ worker B ------>|   the blocks' results are kept,
+//                                                                                     and who ends last merges them
+//   blocks 0 and 1 stand on   |------- worker A --------->|------ worker B ------>|
+//   pages that two requests           rows of both        |------ worker C ------>|
+//   share, a common prefix
+//
+// Blocks that requests share are reduced for the rows of all of them at once, as in Juravsky et al., "Hydragen", 2024, and
+// Ye et al., "Cascade Inference", 2024: a prefix is read once for each tile of rows, not once for each request.
 #pragma once
 
 #include "attention_types.h"
@@ -20,23 +26,35 @@ namespace headrace {
 
 constexpr int64_t kBlockTokens = 256;
 
-struct AttentionPiece {
-    int32_t request;
-    int32_t kv_head;
-    int32_t first_row;
-    int32_t tokens;
-    int32_t position; // of the first row in its sequence
-    int32_t first_block;
-    int32_t end_block;
-    int32_t shared; // the shared result that this is a part of; -1 if the piece is the whole task
+// A query head of one token.
+struct AttentionRow {
+    int32_t row;
+    int32_t head;
+    int32_t position;
+    int32_t task;
+    int32_t place; // among the task's rows
 };
 
-// The result of a task that was cut into pieces.
-struct SharedResult {
-    int32_t pieces;
+struct AttentionTask {
+    int32_t first_row; // in AttentionPlan::rows
+    int32_t rows;
     int32_t first_block;
-    int32_t blocks;
-    int64_t first_partial; // where the blocks' results begin, in floats
+    int32_t end_block;
+    int32_t pieces;
+    int64_t first_partial; // of more than one piece: where the blocks' results begin, in floats
+};
+
+// Some blocks of one task, or of several whose requests have these blocks on the same pages.
+struct AttentionPiece {
+    int32_t request; // whose pages they are, one of them
+    int32_t kv_head;
+    int32_t first_row; // in AttentionPlan::rows
+    int32_t rows;
+    int32_t position; // the least of the rows
+    int32_t end;      // behind the greatest position
+    int32_t first_block;
+    int32_t end_block;
+    bool is_shared; // by several tasks
 };
 
 class AttentionPlan {
@@ -45,12 +63,14 @@ class AttentionPlan {
     void make(const StepShape& step, const HeadShape& heads, int threads);
 
     const std::vector<AttentionPiece>& pieces() const { return pieces_; }
-    const SharedResult& shared(const AttentionPiece& piece) const { return shared_[piece.shared]; }
-    float* partial(const SharedResult& shared) { return partials_.get() + shared.first_partial; }
-    // Called by each piece of a shared result when it has ended: whether it was the last one in this layer.
-    bool ends(const AttentionPiece& piece) {
-        int32_t pieces = shared_[piece.shared].pieces;
-        return (ended_[piece.shared].fetch_add(1, std::memory_order_acq_rel) + 1) % pieces == 0;
+    const AttentionRow* rows(const AttentionPiece& piece) const { return rows_.data() + piece.first_row; }
+    const AttentionRow* rows(const AttentionTask& task) const { return rows_.data() + task.first_row; }
+    const AttentionTask& task(const AttentionRow& row) const { return tasks_[size_t(row.task)]; }
+    float* partial(const AttentionTask& task) { return partials_.get() + task.first_partial; }
+    // Called by each piece of a task when it has ended: whether it was the last one in this layer.
+    bool ends(const AttentionRow& row) {
+        const int32_t pieces = task(row).pieces;
+        return (ended_[row.task].fetch_add(1, std::memory_order_acq_rel) + 1) % pieces == 0;
     }
     // Most rows (tokens times the heads that share a key head) that one piece has.
     int64_t most_rows() const { return most_rows_; }
@@ -71,11 +91,25 @@ class AttentionPlan {
         }
     };
 
-    void cut(const StepShape& step, const HeadShape& heads);
-    void share(const HeadShape& heads, int threads);
+    // A request whose rows are one task for each key head, few enough to stand beside others'.
+    struct Member {
+        int32_t request;
+        int32_t first_task;
+        int32_t tokens;
+        int32_t whole_blocks; // that all its rows see, from the first token on
+    };
 
-    std::vector<AttentionPiece> pieces_;
-    std::vector<SharedResult> shared_;
+    void cut(const StepShape& step, const HeadShape& heads);
+    void share(const StepShape& step, const HeadShape& heads);
+    void share_blocks(const StepShape& step, const HeadShape& heads, int64_t begin, int64_t end, int64_t block);
+    void add_shared(const HeadShape& heads, int64_t begin, int64_t end, int64_t first_block, int64_t end_block);
+    void divide(const HeadShape& heads, int threads);
+    void keep_partials(const HeadShape& heads);
+
+    std::vector<AttentionRow> rows_;
+    std::vector<AttentionTask> tasks_;
+    std::vector<AttentionPiece> pieces_; // first one for each task, in their order
+    std::vector<Member> members_;
     Kept<std::atomic<int32_t>> ended_;
     Kept<float> partials_;
     Kept<float> scratch_;

@@ -161,16 +161,24 @@ template <class Body> HEADRACE_INLINE void with_format(Format format, const Body
     }
 }
 
-using Kernel = void (*)(const Block&);
-
-// The micro-kernels of a format by their number of rows, from 1 on.
-template <class Of> struct Kernels {
+// Multiplies a block of up to kRows rows with a tile, for one worker: here by the micro-kernel for their number. A matrix
+// unit has a specialisation of its own.
+template <class Of> class Multiplier {
+  public:
     static constexpr int kRows = Of::kGrouped ? kGroupedRows : kPlainRows;
-    template <bool kAlone, int... kLess> static constexpr auto list(std::integer_sequence<int, kLess...>) {
+
+    void operator()(const Block& block, int rows, bool alone) {
+        using Kernel = void (*)(const Block&);
+        static constexpr auto kAlone = list<true, Kernel>(std::make_integer_sequence<int, kRows>());
+        static constexpr auto kShared = list<false, Kernel>(std::make_integer_sequence<int, kRows>());
+        (alone ? kAlone : kShared)[size_t(rows - 1)](block);
+    }
+
+  private:
+    template <bool kAlone, class Kernel, int... kLess>
+    static constexpr auto list(std::integer_sequence<int, kLess...>) {
         return std::array<Kernel, sizeof...(kLess)>{multiply<Of, kLess + 1, kAlone>...};
     }
-    static constexpr auto kAlone = list<true>(std::make_integer_sequence<int, kRows>());
-    static constexpr auto kShared = list<false>(std::make_integer_sequence<int, kRows>());
 };
 
 // What one of `blocks` blocks that pass by a tile fetches: its share of the next tile, then strips of `also`. If steps
@@ -198,20 +206,20 @@ void plan_fetches(const Weights& weights, int64_t tile, int64_t place, int64_t b
 
 // A tile for the rows of one pass: block after block while the tile is in the cache.
 template <class Of, class Epilogue>
-void multiply_tile(const Weights& weights, const Activations& x, int64_t begin, int64_t end, int64_t tile,
-                   const Epilogue& epilogue, Ahead& also) {
-    using Table = Kernels<Of>;
-    alignas(64) float sums[Table::kRows * kTileOutputs];
+void multiply_tile(Multiplier<Of>& multiplier, const Weights& weights, const Activations& x, int64_t begin, int64_t end,
+                   int64_t tile, const Epilogue& epilogue, Ahead& also) {
+    constexpr int64_t kRows = Multiplier<Of>::kRows;
+    alignas(64) float sums[kRows * kTileOutputs];
     const int64_t column = tile * kTileOutputs;
     const int outputs = int(std::min<int64_t>(kTileOutputs, weights.outputs - column));
-    const int64_t blocks = (end - begin + Table::kRows - 1) / Table::kRows;
+    const int64_t blocks = (end - begin + kRows - 1) / kRows;
     Block block{&weights, &x, sums, 0, tile, 0, {}};
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t row = begin + (end - begin) * b / blocks;
         const int64_t count = begin + (end - begin) * (b + 1) / blocks - row;
         block.row = row;
         plan_fetches<Of>(weights, tile, b, blocks, also, block);
-        (blocks == 1 ? Table::kAlone : Table::kShared)[count - 1](block);
+        multiplier(block, int(count), blocks == 1);
         for (int64_t m = 0; m < count; m++) epilogue(row + m, column, sums + m * kTileOutputs, outputs);
     }
 }
@@ -225,7 +233,7 @@ template <class RowsOf> Passes(int64_t, RowsOf) -> Passes<RowsOf>;
 
 // Rows in passes of so few that they stay in the cache.
 template <class Of> auto passes_of(int64_t rows, int64_t stride_bytes) {
-    constexpr int64_t kBlock = Kernels<Of>::kRows;
+    constexpr int64_t kBlock = Multiplier<Of>::kRows;
     const int64_t most = std::max(kBlock, kCachedBytes / stride_bytes / kBlock * kBlock);
     const int64_t count = (rows + most - 1) / most;
     return Passes{count, [=](int64_t pass) { return Range{rows * pass / count, rows * (pass + 1) / count}; }};
@@ -237,10 +245,11 @@ template <class Of, class RowsOf, class Epilogue>
 void linear_passes(Team& team, int worker, const Weights& weights, const Activations& x, const Passes<RowsOf>& passes,
                    const Epilogue& epilogue, Ahead& also) {
     const int64_t tiles = weights.tiles();
+    Multiplier<Of> multiplier;
     while (Range mine = team.claim(worker, passes.count * tiles)) {
         for (int64_t piece = mine.begin; piece < mine.end; piece++) {
             const Range rows = passes.rows_of(piece / tiles);
-            multiply_tile<Of>(weights, x, rows.begin, rows.end, piece % tiles, epilogue, also);
+            multiply_tile(multiplier, weights, x, rows.begin, rows.end, piece % tiles, epilogue, also);
         }
     }
 }

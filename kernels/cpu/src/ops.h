@@ -45,6 +45,9 @@ struct Ops {
 };
 
 #if defined(__x86_64__)
+namespace amx {
+extern const Ops ops;
+}
 namespace avx512 {
 extern const Ops ops;
 }

@@ -65,19 +65,22 @@ struct KeepMost {
 };
 
 // The exact logits of one tile for one row.
-template <class Of> void take_tile(const Weights& head, const Activations& x, int64_t row, int64_t tile, Best& best) {
+template <class Of>
+void take_tile(Multiplier<Of>& multiplier, const Weights& head, const Activations& x, int64_t row, int64_t tile,
+               Best& best) {
     alignas(64) float sums[kTileOutputs];
     const int64_t column = tile * kTileOutputs;
-    Kernels<Of>::kAlone[0](Block{&head, &x, sums, row, tile, 1, {{head.tile(tile + 1), head.groups()}}});
+    multiplier(Block{&head, &x, sums, row, tile, 1, {{head.tile(tile + 1), head.groups()}}}, 1, true);
     KeepBest{&best}(0, column, sums, int(std::min<int64_t>(kTileOutputs, head.outputs - column)));
 }
 
 // Of a tile, the exact logits of all rows that may have their greatest one here: `most` [rows] is what the screen left of
 // the tile, `least` [rows] a logit that each row has for certain. What isn't a number rules nothing out.
-template <class Of> void take_rows(const Weights& head, const Activations& x, int64_t rows, int64_t tile, const float* most,
-                                   const float* least, Best* best) {
+template <class Of>
+void take_rows(Multiplier<Of>& multiplier, const Weights& head, const Activations& x, int64_t rows, int64_t tile,
+               const float* most, const float* least, Best* best) {
     for (int64_t row = 0; row < rows; row++) {
-        if (!(most[row] < least[row])) take_tile<Of>(head, x, row, tile, best[row]);
+        if (!(most[row] < least[row])) take_tile(multiplier, head, x, row, tile, best[row]);
     }
 }
 

@@ -141,10 +141,11 @@ class Head : StepWorker {
         float *most = step_.most.as<float>(), *least = step_.least.as<float>();
         multiply_greedy(screen, rounded, KeepMost{&model_.screen, norms, most, rows, {own_best(step_.best)}});
 
+        Multiplier<Of> multiplier;
         Best* best = own_best(step_.exact_best);
         for (int64_t row = team_.claim_one(); row < rows; row = team_.claim_one()) {
             const int64_t likely = best_of(step_.best, row).index / kTileOutputs;
-            take_tile<Of>(head, exact, row, likely, best[row]);
+            take_tile(multiplier, head, exact, row, likely, best[row]);
             least[row] = best[row].value;
             most[likely * rows + row] = -std::numeric_limits<float>::infinity(); // it has been
         }
@@ -152,7 +153,7 @@ class Head : StepWorker {
 
         while (Range mine = team_.claim(member_, tiles)) {
             for (int64_t tile = mine.begin; tile < mine.end; tile++) {
-                take_rows<Of>(head, exact, rows, tile, most + tile * rows, least, best);
+                take_rows(multiplier, head, exact, rows, tile, most + tile * rows, least, best);
             }
         }
         end(Phase::kHead);

@@ -46,6 +46,13 @@ class Case:
             self.pages.write(table, LAYER, self.keys[i], self.values[i])
             self.keys[i], self.values[i] = self.pages.read(table, LAYER, 0, length)
 
+    def adopt(self, member: int, other: int, tokens: int) -> None:
+        """Let a member's context begin with the pages of another's that hold so many tokens."""
+        shared = tokens // self.heads.page_tokens
+        self.tables[member][:shared] = self.tables[other][:shared]
+        length = len(self.keys[member])
+        self.keys[member], self.values[member] = self.pages.read(self.tables[member], LAYER, 0, length)
+
     def attend(
         self, team: Team, chunks: list[tuple[int, int]], members: list[int] | None = None, **options: Any
     ) -> NDArray[Any]:
@@ -134,6 +141,27 @@ def test_a_row_is_bit_equal_in_every_chunk_batch_and_team(isa: str, form: dict[s
                 done[m] += n
         for member in range(3):
             np.testing.assert_array_equal(np.concatenate(parts[member]), whole[member])
+
+
+@every_isa()
+@every_form
+@pytest.mark.parametrize("page_tokens", [16, 48])
+def test_a_prefix_that_requests_share_is_read_once_and_changes_no_bit(
+    isa: str, form: dict[str, Any], page_tokens: int
+) -> None:
+    """Whatever tree their prefixes are: of whole blocks and parts of them, for decodes, drafts and chunks."""
+    chunks = [(900, 1), (700, 1), (1100, 2), (520, 1), (512, 3), (300, 1), (2000, 1), (767, 1), (600, 40)]
+    chunks += [(256 + i, 1) for i in range(12)]
+    case = Case(Heads(6, 2, 64, page_tokens, **form), [done + rows for done, rows in chunks])
+    tree = [(1, 0, 512), (2, 0, 768), (3, 1, 256), (4, 0, 100), (6, 2, 1024), (7, 2, 767), (8, 0, 512)]
+    for member, other, tokens in tree + [(9 + i, 0, 256) for i in range(12)]:
+        case.adopt(member, other, tokens)
+    with Team(library.load(isa), 1) as one, Team(library.load(isa), 3) as three:
+        together = case.attend(one, chunks)
+        np.testing.assert_array_equal(case.attend(three, chunks), together)
+        alone = [case.attend(one, [chunk], [member]) for member, chunk in enumerate(chunks)]
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+    assert_near(together, case.expected(chunks), case.heads.is_float)
 
 
 @every_isa()

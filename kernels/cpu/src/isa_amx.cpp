@@ -1,0 +1,25 @@
+#if defined(__x86_64__)
+#include "ops.h"
+
+#define HEADRACE_ISA amx
+#define HEADRACE_ISA_NAME "amx"
+#if defined(__clang__)
+#pragma clang attribute push(                                                                                          \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,"                    \
+                          "amx-tile,amx-bf16,amx-int8"))),                                                             \
+    apply_to = function)
+#else
+#pragma GCC target(                                                                                                    \
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8")
+#endif
+
+#include "simd_avx512.h"
+
+#include "linear_amx.h"
+
+#include "table.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif
