@@ -14,8 +14,8 @@
 // fetched, a few lines with each step of the computation, so that memory is never idle.
 #pragma once
 
+#include "attention_products.h"
 #include "exponential.h"
-#include "kv_block.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -35,7 +35,8 @@ template <class T, class KV> class Attention {
   public:
     Attention(AttentionPlan& plan, const StepShape& step, const HeadShape& heads, const AttentionLayer& layer,
               int worker)
-        : plan_(plan), step_(step), heads_(heads), layer_(layer), kv_(heads, plan.scratch(worker)) {
+        : plan_(plan), step_(step), heads_(heads), layer_(layer), kv_(heads, plan.scratch(worker)),
+          products_(heads) {
         float* scratch = plan.scratch(worker) + expanded_floats(heads);
         scores_ = scratch;
         weights_ = reinterpret_cast<Element*>(scratch + plan.most_rows() * kBlockTokens);
@@ -158,72 +159,17 @@ template <class T, class KV> class Attention {
         const int64_t rows = piece.rows, size = heads_.head_size, start = index * kBlockTokens;
         const AttentionRow* places = plan_.rows(piece);
         const Seen& keys = kv_.keys(*here_, stream_);
-        for_row_tiles(rows, [&](int64_t row, auto count) {
-            const Element* queries[count];
-            for (int r = 0; r < count; r++) {
-                queries[r] = static_cast<const Element*>(layer_.q) + places[row + r].row * layer_.q_stride +
-                             places[row + r].head * size;
-            }
-            score<count>(keys, queries, row, !KV::kFetches && row == 0);
-        });
+        const auto query = [&](int64_t row) {
+            return static_cast<const Element*>(layer_.q) + places[row].row * layer_.q_stride + places[row].head * size;
+        };
+        Stream* fetched = KV::kFetches ? nullptr : &stream_;
+        products_.score(keys, kv_.page_tokens(), rows, query, scores_, fetched);
         for (int64_t row = 0; row < rows; row++) {
             const int64_t position = places[row].position;
             weigh(row, std::max<int64_t>(0, heads_.first_visible(position) - start),
                   std::min<int64_t>(kBlockTokens, position + 1 - start), result);
         }
-        const Seen& values = kv_.values(*here_, stream_);
-        for_row_tiles(rows, [&](int64_t row, auto count) {
-            const bool fetch = !KV::kFetches && row == 0;
-            float* out = result.values + row * size;
-            for_tiles<tile_vectors(count)>(size / W, [&](int64_t vector, auto vectors) {
-                sum_values<count, vectors, false>(values, row, vector * W, fetch, out + vector * W);
-            });
-            if (size % W) sum_values<count, 1, true>(values, row, size / W * W, fetch, out + size / W * W);
-        });
-    }
-
-    // Scores of R rows over the block.
-    template <int R>
-    HEADRACE_INLINE void score(const Seen& block, const Element* const* queries, int64_t row, bool fetch) {
-        const Element* keys[kBlockTokens / W];
-        int64_t vectors = 0;
-        for (int32_t s = 0; s < block.spans_used; s++) {
-            const auto& span = block.spans[s];
-            for (int32_t token = 0; token < span.count; token += W) {
-                keys[vectors++] = span.keys + (span.offset + token) * kPerWord;
-            }
-        }
-        const int64_t words = heads_.head_size / kPerWord, stride = kv_.page_tokens() * kPerWord;
-        float* out = scores_ + row * kBlockTokens;
-        for_tiles<tile_vectors(R)>(vectors, [&](int64_t first, auto count) {
-            constexpr int N = count;
-            F sums[R][N];
-            HEADRACE_UNROLL
-            for (int r = 0; r < R; r++) {
-                HEADRACE_UNROLL
-                for (int j = 0; j < N; j++) sums[r][j] = zero();
-            }
-            for (int64_t word = 0; word < words; word++) {
-                typename T::Words key[N];
-                HEADRACE_UNROLL
-                for (int j = 0; j < N; j++) key[j] = T::read_words(keys[first + j] + word * stride, W);
-                if (fetch) stream_.fetch(N);
-                HEADRACE_UNROLL
-                for (int r = 0; r < R; r++) {
-                    typename T::Words query = T::broadcast_word(queries[r] + word * kPerWord);
-                    HEADRACE_UNROLL
-                    for (int j = 0; j < N; j++) sums[r][j] = T::dot(sums[r][j], query, key[j]);
-                }
-            }
-            const int64_t token = block.first + first * W;
-            HEADRACE_UNROLL
-            for (int r = 0; r < R; r++) {
-                HEADRACE_UNROLL
-                for (int j = 0; j < N; j++) {
-                    store(out + r * kBlockTokens + token + j * W, kv_.score(sums[r][j], token + j * W));
-                }
-            }
-        });
+        products_.sum(kv_.values(*here_, stream_), rows, weights_, result.values, fetched);
     }
 
     // Weights of one row, which sees the tokens first..end of the block.
@@ -237,6 +183,7 @@ template <class T, class KV> class Attention {
             result.sum[row] = 0;
             return;
         }
+        kv_.scale_scores(scores, here_->first, stop);
         hide_outside(scores, first, end, stop);
         F greatest = set1(-kInfinity);
         for (int64_t token = here_->first; token < stop; token += W) greatest = max(greatest, load(scores + token));
@@ -263,48 +210,6 @@ template <class T, class KV> class Attention {
             token += W;
         }
         for (; token < stop; token += W) store(scores + token, set1(-kInfinity));
-    }
-
-    // Weighted values of R rows, N vectors of their components from `column` on.
-    template <int R, int N, bool kTail>
-    HEADRACE_INLINE void sum_values(const Seen& block, int64_t row, int64_t column, bool fetch, float* out) {
-        const int64_t size = heads_.head_size;
-        const int lanes = kTail ? int(size - column) : W;
-        F sums[R][N];
-        HEADRACE_UNROLL
-        for (int r = 0; r < R; r++) {
-            HEADRACE_UNROLL
-            for (int j = 0; j < N; j++) sums[r][j] = zero();
-        }
-        for (int32_t s = 0; s < block.spans_used; s++) {
-            const auto& span = block.spans[s];
-            const Element* values = span.values + (span.offset / kPerWord * size + column) * kPerWord;
-            const Element* weights = weights_ + row * kBlockTokens + span.token;
-            auto step = [&](int64_t word, auto half) {
-                typename T::Words value[N];
-                HEADRACE_UNROLL
-                for (int j = 0; j < N; j++) {
-                    value[j] = T::read_words(values + (word * size + j * W) * kPerWord, lanes);
-                    if (half) value[j] = T::first_elements(value[j]);
-                }
-                if (fetch) stream_.fetch(N);
-                HEADRACE_UNROLL
-                for (int r = 0; r < R; r++) {
-                    typename T::Words weight = T::broadcast_word(weights + r * kBlockTokens + word * kPerWord);
-                    HEADRACE_UNROLL
-                    for (int j = 0; j < N; j++) sums[r][j] = T::dot(sums[r][j], weight, value[j]);
-                }
-            };
-            const int64_t words = span.count / kPerWord;
-            for (int64_t word = 0; word < words; word++) step(word, std::false_type());
-            // What stands behind the context's last token is another request's or nothing at all.
-            if (span.count % kPerWord) step(words, std::true_type());
-        }
-        HEADRACE_UNROLL
-        for (int r = 0; r < R; r++) {
-            HEADRACE_UNROLL
-            for (int j = 0; j < N; j++) F32::write(out + r * size + j * W, sums[r][j], lanes);
-        }
     }
 
     // Adds a later block's result to the state. A row that has seen nothing before takes it as it is.
@@ -351,6 +256,7 @@ template <class T, class KV> class Attention {
     float* state_;        // what is reduced so far
     float* block_result_; // what is to be merged into it
     KV kv_;
+    BlockProducts<T> products_;
     Located blocks_[2];
     Located* here_ = &blocks_[0];
     Located* ahead_ = &blocks_[1]; // what is reduced next

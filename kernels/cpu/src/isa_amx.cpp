@@ -5,16 +5,13 @@
 #define HEADRACE_ISA_NAME "amx"
 #if defined(__clang__)
 #pragma clang attribute push(                                                                                          \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,"                    \
-                          "amx-tile,amx-bf16,amx-int8"))),                                                             \
-    apply_to = function)
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c"))), apply_to = function)
 #else
-#pragma GCC target(                                                                                                    \
-    "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,amx-tile,amx-bf16,amx-int8")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c")
 #endif
 
 #include "simd_avx512.h"
-
+#include "attention_amx.h"
 #include "linear_amx.h"
 
 #include "table.h"

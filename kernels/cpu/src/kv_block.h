@@ -38,7 +38,7 @@ template <class T> class InPlace {
     int64_t page_tokens() const { return heads_.page_tokens; }
     const KVBlock<Number>& keys(const KVBlock<Number>& block, Stream&) { return block; }
     const KVBlock<Number>& values(const KVBlock<Number>& block, Stream&) { return block; }
-    HEADRACE_INLINE F score(F sum, int64_t) const { return sum; }
+    void scale_scores(float*, int64_t, int64_t) const {}
     HEADRACE_INLINE F weight(F weight, int64_t) const { return weight; }
 
     // The next block's values, to be fetched while this one is reduced.
@@ -65,7 +65,12 @@ template <class T> class Expanded {
           elements_(reinterpret_cast<Element*>(memory + 2 * kBlockTokens)) {}
 
     int64_t page_tokens() const { return kBlockTokens; }
-    HEADRACE_INLINE F score(F sum, int64_t token) const { return mul(sum, load(key_scales_ + token)); }
+    // Those of one row for whole vectors of tokens.
+    void scale_scores(float* scores, int64_t first, int64_t end) const {
+        for (int64_t token = first; token < end; token += W) {
+            store(scores + token, mul(load(scores + token), load(key_scales_ + token)));
+        }
+    }
     HEADRACE_INLINE F weight(F weight, int64_t token) const { return mul(weight, load(value_scales_ + token)); }
 
     const KVBlock<Element>& keys(const KVBlock<Number>& block, Stream& stream) {

@@ -166,6 +166,8 @@ template <class Body> HEADRACE_INLINE void with_format(Format format, const Body
 template <class Of> class Multiplier {
   public:
     static constexpr int kRows = Of::kGrouped ? kGroupedRows : kPlainRows;
+    // So many rows at most take less time with a screen of the head (screen.h).
+    static constexpr int64_t kMostScreened = std::numeric_limits<int64_t>::max();
 
     void operator()(const Block& block, int rows, bool alone) {
         using Kernel = void (*)(const Block&);
@@ -174,35 +176,35 @@ template <class Of> class Multiplier {
         (alone ? kAlone : kShared)[size_t(rows - 1)](block);
     }
 
+    // What one of `blocks` blocks that pass by a tile fetches: its share of the next tile, then strips of `also`. If steps
+    // are left, they ask for what is on its way already.
+    static void plan_fetches(const Weights& weights, int64_t tile, int64_t place, int64_t blocks, Ahead& also,
+                             Block& block) {
+        constexpr int64_t kGroupBytes = group_steps<Of>() * kFetchedBytes<Of>;
+        const int64_t share = weights.tile_bytes() / blocks;
+        const uint8_t* next = weights.tile(tile + 1) + place * share;
+        int64_t left = weights.groups();
+        block.fetches_used = 0;
+        auto add = [&](const uint8_t* at, int64_t bytes) {
+            const int64_t groups = std::min(left, (bytes + kGroupBytes - 1) / kGroupBytes);
+            left -= groups;
+            block.fetches[block.fetches_used++] = {at, groups};
+        };
+        add(next, blocks == 1 ? left * kGroupBytes : share);
+        while (left > 0 && block.fetches_used + 1 < kMostFetches) {
+            const Strip strip = also.take(left * kGroupBytes);
+            if (strip.bytes == 0) break;
+            add(strip.begin, strip.bytes);
+        }
+        add(next, left * kGroupBytes);
+    }
+
   private:
     template <bool kAlone, class Kernel, int... kLess>
     static constexpr auto list(std::integer_sequence<int, kLess...>) {
         return std::array<Kernel, sizeof...(kLess)>{multiply<Of, kLess + 1, kAlone>...};
     }
 };
-
-// What one of `blocks` blocks that pass by a tile fetches: its share of the next tile, then strips of `also`. If steps
-// are left, they ask for what is on its way already.
-template <class Of>
-void plan_fetches(const Weights& weights, int64_t tile, int64_t place, int64_t blocks, Ahead& also, Block& block) {
-    constexpr int64_t kGroupBytes = group_steps<Of>() * kFetchedBytes<Of>;
-    const int64_t share = weights.tile_bytes() / blocks;
-    const uint8_t* next = weights.tile(tile + 1) + place * share;
-    int64_t left = weights.groups();
-    block.fetches_used = 0;
-    auto add = [&](const uint8_t* at, int64_t bytes) {
-        const int64_t groups = std::min(left, (bytes + kGroupBytes - 1) / kGroupBytes);
-        left -= groups;
-        block.fetches[block.fetches_used++] = {at, groups};
-    };
-    add(next, blocks == 1 ? left * kGroupBytes : share);
-    while (left > 0 && block.fetches_used + 1 < kMostFetches) {
-        const Strip strip = also.take(left * kGroupBytes);
-        if (strip.bytes == 0) break;
-        add(strip.begin, strip.bytes);
-    }
-    add(next, left * kGroupBytes);
-}
 
 // A tile for the rows of one pass: block after block while the tile is in the cache.
 template <class Of, class Epilogue>
@@ -218,7 +220,7 @@ void multiply_tile(Multiplier<Of>& multiplier, const Weights& weights, const Act
         const int64_t row = begin + (end - begin) * b / blocks;
         const int64_t count = begin + (end - begin) * (b + 1) / blocks - row;
         block.row = row;
-        plan_fetches<Of>(weights, tile, b, blocks, also, block);
+        Multiplier<Of>::plan_fetches(weights, tile, b, blocks, also, block);
         multiplier(block, int(count), blocks == 1);
         for (int64_t m = 0; m < count; m++) epilogue(row + m, column, sums + m * kTileOutputs, outputs);
     }

@@ -1,153 +1,208 @@
-// The linear operation on AMX, a matrix unit: eight tiles of up to 16 rows of 64 bytes, and an instruction that adds the
-// product of two of them to a third.
+// The linear operation on AMX.
 //
-// Weights are packed just as it takes them: 16 steps of a tile (weights.h) are one operand for 16 outputs, a row for each
-// step. So 32 bf16 inputs of up to 32 rows and 32 outputs take four loads and four products:
+// Weights are packed just as the matrix unit takes them: 16 steps of a tile (weights.h) are an operand for 16 outputs, a row
+// for each step. So 32 bf16 or 64 int8 inputs of up to 32 rows and 32 outputs take four loads and four products:
 //
 //                       outputs 0..15    outputs 16..31
-//                          tile 6            tile 7      weights
-//     rows 0..    tile 4   tile 0            tile 1
-//     the others  tile 5   tile 2            tile 3
-//       inputs                    sums
+//                           6                 7         weights
+//     rows 0..        4     0                 1
+//     the others      5     2                 3
+//                  inputs           sums
 //
-// The order of a row's sum doesn't depend on the rows beside it, as in the other kernels.
+// A row's sums are added up in the same order whichever rows stand beside it.
 #pragma once
 
 #include "linear.h"
+#include "simd_amx.h"
 
 namespace headrace::HEADRACE_ISA {
 
-// How many rows the tiles have at present. They are given back when the work is done: a thread that holds none is
-// switched faster.
-class Tiles {
+// The lines that a block fetches, a few with each of its products: more would only get in the way of its loads.
+class FetchedLines {
   public:
-    Tiles() = default;
-    Tiles(const Tiles&) = delete;
-    Tiles& operator=(const Tiles&) = delete;
-    ~Tiles() {
-        if (rows_) _tile_release();
-    }
+    FetchedLines(const Fetch& fetch, int64_t products)
+        : at_(fetch.at), end_(fetch.at + fetch.groups * kLineBytes),
+          each_((fetch.groups + products - 1) / products * kLineBytes) {}
 
-    static int first_rows(int rows) { return rows <= kMost ? rows : (rows + 1) / 2; }
-
-    void take(int rows) {
-        if (rows == rows_) return;
-        rows_ = rows;
-        Shape shape;
-        const int first = first_rows(rows), second = rows - first;
-        for (int tile : {0, 1, 4}) shape.set(tile, first);
-        for (int tile : {2, 3, 5}) shape.set(tile, second);
-        for (int tile : {6, 7}) shape.set(tile, kMost);
-        _tile_loadconfig(&shape);
+    HEADRACE_INLINE void fetch() {
+        const uint8_t* stop = std::min(at_ + each_, end_);
+        for (; at_ < stop; at_ += kLineBytes) prefetch(at_);
     }
 
   private:
-    static constexpr int kMost = 16;
-    struct alignas(64) Shape {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {};
-        uint8_t rows[16] = {};
-        void set(int tile, int count) {
-            rows[tile] = uint8_t(count);
-            row_bytes[tile] = count ? 64 : 0;
-        }
-    };
-    static_assert(sizeof(Shape) == 64);
-
-    int rows_ = 0;
+    const uint8_t *at_, *end_;
+    int64_t each_;
 };
 
-template <> class Multiplier<FormatBf16> {
+// What formats have in common: the tiles, and their part of a product.
+class MatrixMultiplier {
   public:
-    static constexpr int kRows = 32;
+    static constexpr int kRows = 2 * kAmxRows;
+    // More rows are faster multiplied at once than one by one with what the screen leaves of the head.
+    static constexpr int64_t kMostScreened = kAmxRows;
 
-    void operator()(const Block& block, int rows, bool) {
-        tiles_.take(rows);
-        rows > 16 ? multiply<true>(block, rows) : multiply<false>(block, rows);
+    // One line for each group: a block's share of the next tile. Memory has no time for anything else.
+    static void plan_fetches(const Weights& weights, int64_t tile, int64_t place, int64_t blocks, Ahead&, Block& block) {
+        const int64_t share = weights.tile_bytes() / blocks;
+        block.fetches[0] = {weights.tile(tile + 1) + place * share, share / kLineBytes};
+    }
+
+  protected:
+    static constexpr int kSteps = kAmxRows; // of weights, in one product
+    static constexpr int64_t kSumsBytes = kTileOutputs * 4;
+
+    // Rows of a block that stand in the first tile of inputs.
+    static int first_rows(int rows) { return rows <= kAmxRows ? rows : (rows + 1) / 2; }
+
+    // Calls run(two, alone): whether there are rows in the second tile, and whether no other block follows on the weights.
+    template <class Run> void with_tiles(int rows, bool alone, const Run& run) {
+        const int first = first_rows(rows);
+        tiles_.take(rows, [&](TileShapes& shapes) {
+            for (int tile : {0, 1, 4}) shapes.set(tile, first, kAmxBytes);
+            for (int tile : {2, 3, 5}) shapes.set(tile, rows - first, kAmxBytes);
+            for (int tile : {6, 7}) shapes.set(tile, kSteps, kAmxBytes);
+        });
+        if (first == rows) {
+            alone ? run(std::false_type(), std::true_type()) : run(std::false_type(), std::false_type());
+        } else {
+            alone ? run(std::true_type(), std::true_type()) : run(std::true_type(), std::false_type());
+        }
+    }
+
+    template <bool kTwo> static HEADRACE_INLINE void zero_sums() {
+        zero_tile<0>();
+        zero_tile<1>();
+        if constexpr (kTwo) {
+            zero_tile<2>();
+            zero_tile<3>();
+        }
+    }
+
+    // Sums [rows, kTileOutputs] of 4 bytes.
+    template <bool kTwo> static HEADRACE_INLINE void store_sums(void* sums, int first) {
+        auto* bytes = static_cast<uint8_t*>(sums);
+        store_tile<0>(bytes, kSumsBytes);
+        store_tile<1>(bytes + kAmxBytes, kSumsBytes);
+        if constexpr (kTwo) {
+            store_tile<2>(bytes + first * kSumsBytes, kSumsBytes);
+            store_tile<3>(bytes + first * kSumsBytes + kAmxBytes, kSumsBytes);
+        }
+    }
+
+    // What is used once is kept out of the L1 cache: weights, if no other block of rows follows on them, else the rows.
+    template <class Of, bool kTwo, bool kAlone>
+    static HEADRACE_INLINE void add_product(const uint8_t* inputs, int64_t stride, int first, const uint8_t* weights) {
+        take<4, kAlone>(inputs, stride);
+        take<6, !kAlone>(weights, kStepBytes);
+        add<Of, 0, 4, 6>();
+        take<7, !kAlone>(weights + kAmxBytes, kStepBytes);
+        add<Of, 1, 4, 7>();
+        if constexpr (kTwo) {
+            take<5, kAlone>(inputs + first * stride, stride);
+            add<Of, 2, 5, 6>();
+            add<Of, 3, 5, 7>();
+        }
     }
 
   private:
-    static constexpr int kSteps = 16; // of weights, in one product
-    static constexpr int64_t kInputBytes = 64;
+    template <int kTile, bool kStays> static HEADRACE_INLINE void take(const uint8_t* rows, int64_t stride) {
+        kStays ? load_tile<kTile>(rows, stride) : load_tile_once<kTile>(rows, stride);
+    }
 
-    template <bool kTwo> static void multiply(const Block& block, int rows) {
-        const int first = Tiles::first_rows(rows);
+    template <class Of, int kSums, int kInputs, int kWeights> static HEADRACE_INLINE void add() {
+        if constexpr (Of::kGrouped) {
+            add_s8u8_product<kSums, kInputs, kWeights>();
+        } else {
+            add_bf16_product<kSums, kInputs, kWeights>();
+        }
+    }
+
+    Tiles tiles_;
+};
+
+template <> class Multiplier<FormatBf16> : public MatrixMultiplier {
+  public:
+    void operator()(const Block& block, int rows, bool alone) {
+        with_tiles(rows, alone, [&](auto two, auto is_alone) { multiply<two, is_alone>(block, rows); });
+    }
+
+  private:
+    template <bool kTwo, bool kAlone> static void multiply(const Block& block, int rows) {
+        const int first = first_rows(rows);
         const int64_t stride = block.x->stride_bytes, steps = block.weights->groups();
         const uint8_t* inputs = block.x->values + block.row * stride;
         const uint8_t* weights = block.weights->tile(block.tile);
-        Lines ahead(block);
-        _tile_zero(0);
-        _tile_zero(1);
-        if constexpr (kTwo) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
+        FetchedLines ahead(block.fetches[0], std::max<int64_t>(1, steps / kSteps));
+        zero_sums<kTwo>();
         for (int64_t step = 0; step + kSteps <= steps; step += kSteps) {
             ahead.fetch();
-            add_product<kTwo>(inputs + step * 4, stride, first, weights + step * kStepBytes);
+            add_product<FormatBf16, kTwo, kAlone>(inputs + step * 4, stride, first, weights + step * kStepBytes);
         }
         if (const int64_t left = steps % kSteps) {
-            // What stands behind them is somebody else's: they are multiplied where zeros do.
-            alignas(64) uint8_t last_inputs[kRows * kInputBytes] = {}, last_weights[kSteps * kStepBytes] = {};
+            // What stands behind them is somebody else's: here it is zeros.
+            alignas(64) uint8_t last_inputs[kRows * kAmxBytes] = {}, last_weights[kSteps * kStepBytes] = {};
             for (int row = 0; row < rows; row++) {
-                std::memcpy(last_inputs + row * kInputBytes, inputs + row * stride + (steps - left) * 4, size_t(left) * 4);
+                std::memcpy(last_inputs + row * kAmxBytes, inputs + row * stride + (steps - left) * 4, size_t(left) * 4);
             }
             std::memcpy(last_weights, weights + (steps - left) * kStepBytes, size_t(left) * kStepBytes);
-            add_product<kTwo>(last_inputs, kInputBytes, first, last_weights);
+            add_product<FormatBf16, kTwo, kAlone>(last_inputs, kAmxBytes, first, last_weights);
         }
-        constexpr int64_t kSumBytes = kTileOutputs * sizeof(float);
-        _tile_stored(0, block.sums, kSumBytes);
-        _tile_stored(1, block.sums + 16, kSumBytes);
-        if constexpr (kTwo) {
-            float* second = block.sums + first * kTileOutputs;
-            _tile_stored(2, second, kSumBytes);
-            _tile_stored(3, second + 16, kSumBytes);
-        }
+        store_sums<kTwo>(block.sums, first);
+    }
+};
+
+// A group's integers, and so a row's result, are those of the vector kernel.
+template <> class Multiplier<FormatInt8> : public MatrixMultiplier {
+    using Of = FormatInt8;
+    static constexpr FormatLayout kLayout = layout_of(Of::kFormat);
+    static_assert(kLayout.group_head == 0 && kLayout.group_bytes == kSteps * kStepBytes, "a product takes a group");
+
+  public:
+    void operator()(const Block& block, int rows, bool alone) {
+        with_tiles(rows, alone, [&](auto two, auto is_alone) { multiply<two, is_alone>(block, rows); });
     }
 
-    template <bool kTwo>
-    static HEADRACE_INLINE void add_product(const uint8_t* inputs, int64_t stride, int first, const uint8_t* weights) {
-        _tile_loadd(4, inputs, stride);
-        _tile_loadd(6, weights, kStepBytes);
-        _tile_loadd(7, weights + 64, kStepBytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (kTwo) {
-            _tile_loadd(5, inputs + first * stride, stride);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+  private:
+    template <bool kTwo, bool kAlone> static void multiply(const Block& block, int rows) {
+        alignas(64) int32_t integers[kRows * kTileOutputs];
+        const int first = first_rows(rows);
+        const int64_t stride = block.x->stride_bytes, groups = block.weights->groups();
+        const uint8_t* inputs = block.x->values + block.row * stride;
+        const uint8_t* tile = block.weights->tile(block.tile);
+        const float* scales = block.x->scales + block.row * groups;
+        const int32_t* offsets = block.x->offsets + block.row * groups;
+        FetchedLines ahead(block.fetches[0], groups);
+        std::fill_n(block.sums, rows * kTileOutputs, 0.0f);
+        for (int64_t group = 0; group < groups; group++) {
+            ahead.fetch();
+            zero_sums<kTwo>();
+            add_product<Of, kTwo, kAlone>(inputs + group * kAmxBytes, stride, first,
+                                          tile + kLayout.tile_head + group * kLayout.group_bytes);
+            store_sums<kTwo>(integers, first);
+            fold(integers, rows, scales + group, offsets + group, groups, block.sums);
         }
-    }
-
-    // The lines that a block fetches, so many with each product.
-    class Lines {
-      public:
-        explicit Lines(const Block& block) : next_(block.fetches), end_(block.fetches + block.fetches_used) {}
-
-        HEADRACE_INLINE void fetch() {
-            for (int64_t left = kSteps; left > 0;) {
-                while (groups_ == 0) {
-                    if (next_ == end_) return;
-                    at_ = next_->at;
-                    groups_ = next_++->groups;
-                }
-                const int64_t count = std::min(left, groups_);
-                for (int64_t i = 0; i < count; i++, at_ += kFetchedBytes<FormatBf16>) {
-                    prefetch(at_);
-                    prefetch(at_ + kLineBytes);
-                }
-                groups_ -= count;
-                left -= count;
+        for (int row = 0; row < rows; row++) {
+            for (int output = 0; output < kTileOutputs; output += W) {
+                float* sum = block.sums + row * kTileOutputs + output;
+                store(sum, Of::finish(load(sum), tile, output));
             }
         }
+    }
 
-      private:
-        const Fetch *next_, *end_;
-        const uint8_t* at_ = nullptr;
-        int64_t groups_ = 0;
-    };
-
-    Tiles tiles_;
+    // Adds a group's integers to the sums.
+    static HEADRACE_INLINE void fold(const int32_t* integers, int rows, const float* scales, const int32_t* offsets,
+                                     int64_t groups, float* sums) {
+        for (int row = 0; row < rows; row++) {
+            const I offset = set1_int(offsets[row * groups]);
+            const float scale = scales[row * groups];
+            HEADRACE_UNROLL
+            for (int output = 0; output < kTileOutputs; output += W) {
+                const int64_t at = row * kTileOutputs + output;
+                const I whole = add_int(load_bytes(integers + at), offset);
+                store(sums + at, Of::fold(load(sums + at), whole, {}, scale, 0));
+            }
+        }
+    }
 };
 
 } // namespace headrace::HEADRACE_ISA

@@ -104,6 +104,7 @@ HEADRACE_INLINE F dot_bf16(F sum, Pairs a, Pairs b) {
 }
 
 HEADRACE_INLINE I set1_int(int32_t x) { return _mm512_set1_epi32(x); }
+HEADRACE_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
 HEADRACE_INLINE Bytes load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 HEADRACE_INLINE Bytes broadcast_bytes(const void* p) {
     int32_t four;

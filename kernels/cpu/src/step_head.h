@@ -26,13 +26,13 @@ class Head : StepWorker {
         if (work.greedy == 0) {
             if (step_.shares_used > 1) team_.barrier();
         } else {
-            const Format format = model_.head.format;
-            if (!model_.screen.weights.bytes) {
-                choose_greedy();
-            } else if (format == Format::kF32) {
+            const bool has_screen = model_.screen.weights.bytes != nullptr;
+            if (has_screen && model_.head.format == Format::kF32) {
                 choose_screened<F32, FormatF32>();
-            } else {
+            } else if (has_screen && work.greedy <= Multiplier<FormatBf16>::kMostScreened) {
                 choose_screened<Bf16, FormatBf16>();
+            } else {
+                choose_greedy();
             }
         }
         const int64_t vocab = model_.head.outputs;

@@ -85,7 +85,7 @@ def test_wrong_types_and_strides_are_refused(isa: str) -> None:
 
 def test_an_unknown_instruction_set_is_refused_with_the_known_ones() -> None:
     library.available()
-    with pytest.raises(library.Unavailable, match="choose one of avx512, avx2, portable"):
+    with pytest.raises(library.Unavailable, match="choose one of amx, avx512, avx2, portable"):
         library.load("sse9")
 
 
