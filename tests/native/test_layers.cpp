@@ -46,11 +46,13 @@ struct Example {
     }
 };
 
-// Rows that reduce a block's keys and values together with another request's.
-int64_t rows_beside_others(const AttentionPlan& plan) {
-    int64_t rows = 0;
-    for (const AttentionPiece& piece : plan.pieces()) rows += piece.is_shared ? piece.rows : 0;
-    return rows;
+// Blocks that are reduced together with other requests' rows, counted for each row.
+int64_t shared_blocks(const AttentionPlan& plan) {
+    int64_t blocks = 0;
+    for (const AttentionPiece& piece : plan.pieces()) {
+        if (piece.is_shared) blocks += piece.rows * (piece.end_block - piece.first_block);
+    }
+    return blocks;
 }
 
 template <class Element> void attend_and_write(const Ops& ops, int32_t size, bool is_float, Numbers numbers) {
@@ -73,7 +75,7 @@ template <class Element> void attend_and_write(const Ops& ops, int32_t size, boo
         Team team(threads);
         AttentionPlan plan;
         plan.make(step, heads, threads);
-        CHECK(rows_beside_others(plan) == 2 * (1 + 2 + 1) * heads.heads / heads.kv_heads);
+        CHECK(shared_blocks(plan) == heads.heads * (2 * (1 + 2 + 1) + (1 + 1))); // two by all three, one by two
         team.run([&](int worker) {
             for (int repeat = 0; repeat < 3; repeat++) {
                 ops.attend(plan, step, heads, layer, team, worker);
