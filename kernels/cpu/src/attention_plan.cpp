@@ -84,9 +84,13 @@ void AttentionPlan::share(const StepShape& step, const HeadShape& heads) {
     const auto pages = [&](const Member& member) { return step.page_offset + member.request * step.pages_per_request; };
     const auto is_alone = [](const Member& member) { return member.whole_blocks == 0; };
     members_.erase(std::remove_if(members_.begin(), members_.end(), is_alone), members_.end());
+    // On pages longer than a block, other numbers of blocks may stand on the same pages: the fewest come first, so that
+    // whoever stands between two has the blocks that both have.
     std::sort(members_.begin(), members_.end(), [&](const Member& a, const Member& b) {
-        return std::lexicographical_compare(pages(a), pages(a) + pages_of(a.whole_blocks, heads), pages(b),
-                                            pages(b) + pages_of(b.whole_blocks, heads));
+        const int64_t* end_a = pages(a) + pages_of(a.whole_blocks, heads);
+        const int64_t* end_b = pages(b) + pages_of(b.whole_blocks, heads);
+        if (std::lexicographical_compare(pages(a), end_a, pages(b), end_b)) return true;
+        return a.whole_blocks < b.whole_blocks && std::equal(pages(a), end_a, pages(b), end_b);
     });
     share_blocks(step, heads, 0, int64_t(members_.size()), 0);
 }

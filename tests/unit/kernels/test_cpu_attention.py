@@ -165,6 +165,24 @@ def test_a_prefix_that_requests_share_is_read_once_and_changes_no_bit(
 
 
 @every_isa()
+@pytest.mark.parametrize(("page_tokens", "short"), [(512, 300), (1024, 280), (1024, 700)])
+def test_requests_may_share_a_page_of_which_they_have_other_numbers_of_blocks(
+    isa: str, page_tokens: int, short: int
+) -> None:
+    """The pages alone don't tell them apart: a short one between two long ones has none of their later blocks."""
+    for lengths in ([1100, short, 1100], [1100, short, 1100, short - 20, 1100], [1100, short + 1, short, 1025, 1100]):
+        chunks = [(length, 1) for length in lengths]
+        case = Case(Heads(6, 2, 64, page_tokens), [length + 1 for length in lengths])
+        for member in range(1, len(lengths)):
+            case.adopt(member, 0, page_tokens)
+        with Team(library.load(isa), 1) as one, Team(library.load(isa), 3) as three:
+            together = case.attend(one, chunks)
+            np.testing.assert_array_equal(case.attend(three, chunks), together)
+            alone = [case.attend(one, [chunk], [member]) for member, chunk in enumerate(chunks)]
+        np.testing.assert_array_equal(together, np.concatenate(alone))
+
+
+@every_isa()
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_one_long_context_is_shared_among_the_threads_and_stays_the_same(isa: str, threads: int) -> None:
     case = Case(Heads(3, 1, 64, 16), [2500])
