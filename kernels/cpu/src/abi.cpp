@@ -16,7 +16,7 @@ using headrace::Weights;
 
 namespace {
 
-#if defined(__x86_64__)
+#if defined(HEADRACE_HAS_AMX)
 // Whether the machine has AMX for bf16 and integers, and the system lets this process use it: it has to be asked once.
 bool may_use_amx() {
     constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
@@ -42,7 +42,9 @@ const Ops* headrace_ops(const char* name) {
     const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+#if defined(HEADRACE_HAS_AMX)
     if (!std::strcmp(name, "amx")) return has_avx512 && may_use_amx() ? &headrace::amx::ops : nullptr;
+#endif
     if (!std::strcmp(name, "avx512")) return has_avx512 ? &headrace::avx512::ops : nullptr;
     if (!std::strcmp(name, "avx2")) {
         bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");

@@ -20,6 +20,13 @@
 #include <immintrin.h>
 #endif
 
+// A compiler that knows AMX comes with an assembler that does.
+#if defined(__x86_64__) && defined(__has_include)
+#if __has_include(<amxtileintrin.h>)
+#define HEADRACE_HAS_AMX 1
+#endif
+#endif
+
 #define HEADRACE_INLINE inline __attribute__((always_inline))
 // GCC leaves accumulator arrays in memory unless the loops over them are unrolled completely.
 #define HEADRACE_UNROLL _Pragma("GCC unroll 32")

@@ -1,5 +1,6 @@
-#if defined(__x86_64__)
 #include "ops.h"
+
+#if defined(HEADRACE_HAS_AMX)
 
 #define HEADRACE_ISA amx
 #define HEADRACE_ISA_NAME "amx"

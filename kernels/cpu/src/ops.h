@@ -44,10 +44,12 @@ struct Ops {
     int64_t (*multiply_registers)(Team& team, Format format, int64_t rounds);
 };
 
-#if defined(__x86_64__)
+#if defined(HEADRACE_HAS_AMX)
 namespace amx {
 extern const Ops ops;
 }
+#endif
+#if defined(__x86_64__)
 namespace avx512 {
 extern const Ops ops;
 }
