@@ -61,8 +61,10 @@ def _told(error: HeadraceError, address: str) -> Failure:
             return Failure(f"what answers at {address} is no Headrace API: {error.message}", hint)
         case NotFound(code="not_a_dead_letter"):
             return Failure(error.message, "`headrace dlq list` lists dead letters")
+        case NotFound(code="model_not_found"):
+            return Failure(error.message, "`headrace models list` lists models")
         case NotFound():
-            return Failure(error.message, "`headrace jobs` lists jobs, `headrace models list` lists models")
+            return Failure(error.message, "`headrace jobs` lists jobs")
         case Unauthorized():
             return Failure(error.message, "set HEADRACE_API_KEY; `headrace keys create` makes a key")
         case Forbidden(code="missing_scope"):

@@ -7,11 +7,10 @@ from headrace.contract import Reason
 
 
 class JobFailed(Exception):
-    """The job ended without succeeding: FAILURE in Celery, with the text `reason: message`."""
+    """The job ended without succeeding: FAILURE in Celery, and `reason: message` in its event and in the log."""
 
     @classmethod
     def because(cls, reason: Reason, message: str) -> JobFailed:
-        # One argument, so that a producer without this module rebuilds an exception with the same text.
         return cls(f"{reason.value}: {message}")
 
 

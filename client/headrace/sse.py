@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 from pydantic import ValidationError
 
 from headrace.contract import Job, JobStatus
-from headrace.errors import HeadraceError, JobFailed
+from headrace.errors import ConnectionFailed, HeadraceError, JobFailed
 from headrace.events import StateEvent, TokenEvent, job_event
 from headrace.flows import Send, job_path
 from headrace.waits import Backoff, Deadline
 
 KEEPALIVE_S = 15.0
 """The server writes something at least this often."""
+OUTAGE_S = 60.0
+"""How long a server may be away before a reader gives up: longer than it takes to restart one."""
 
 
 class EventDecoder:
@@ -47,6 +51,7 @@ class EventReader:
         self._last_id: str | None = None
         self._deadline = Deadline(timeout_s)
         self._backoff = Backoff()
+        self._heard_s = time.monotonic()
         self._decoder = EventDecoder()
 
     def request(self) -> Send:
@@ -62,6 +67,7 @@ class EventReader:
         """The events that `chunk` completes; after a terminal one `done` is True."""
         if self._deadline.left_s() == 0:
             raise self._deadline.error(self._job_id, None)
+        self._heard_s = time.monotonic()
         events = []
         for event_id, data in self._decoder.feed(chunk):
             try:
@@ -77,9 +83,12 @@ class EventReader:
         return events
 
     def pause_s(self) -> float:
-        """How long to wait before the next connection, after one was lost; raises JobTimeout."""
+        """How long to wait before the next connection, after one was lost; raises JobTimeout or ConnectionFailed."""
         if self._deadline.left_s() == 0:
             raise self._deadline.error(self._job_id, None)
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > OUTAGE_S:
+            raise ConnectionFailed(f"nothing was heard of job {self._job_id} for {silent_s:.0f} s; it goes on")
         return min(self._backoff.delay_s(), self._deadline.left_s())
 
 

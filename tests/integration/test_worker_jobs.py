@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -53,6 +55,27 @@ def test_a_raw_producers_result_equals_the_ledgers(
     assert workplace.queued_messages() == 0
     assert worker.stop() == 0
     workplace.ledger.check()
+
+
+WITHOUT_THE_PACKAGE = """
+import sys
+sys.modules["headrace"] = None  # as if it weren't installed
+from celery import Celery
+try:
+    Celery(backend=sys.argv[1]).AsyncResult(sys.argv[2]).get(timeout=15)
+except Exception as error:
+    print(type(error).__name__, error.args[0]["id"], error.args[0]["error"]["code"])
+"""
+
+
+def test_a_producer_without_the_package_gets_the_job_that_failed(
+    workplace: Workplace, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    start_worker()
+    sent = workplace.send(max_tokens="many")
+    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, workplace.broker_url, sent.id]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == ["JobFailed", sent.id, "invalid_request"], told.stderr
 
 
 def test_sixty_four_jobs_at_once_run_in_one_batch(

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 from headrace.contract import Job, JobResult, JobStatus, Priority
-from headrace.errors import HeadraceError, JobFailed, JobTimeout
+from headrace.errors import ConnectionFailed, HeadraceError, JobFailed, JobTimeout
 from headrace.events import StateEvent, TokenEvent
-from headrace.sse import EventDecoder, EventReader, TextReader
+from headrace.sse import OUTAGE_S, EventDecoder, EventReader, TextReader
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,6 +103,19 @@ class TestEventReader:
     def frame(self, event: StateEvent | TokenEvent, event_id: str | None = None) -> bytes:
         head = f"id: {event_id}\n" if event_id else ""
         return f"{head}data: {event.model_dump_json()}\n\n".encode()
+
+    def test_a_server_that_stays_away_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now_s = 1000.0
+        monkeypatch.setattr("headrace.sse.time.monotonic", lambda: now_s)
+        reader = EventReader("a", None)
+        now_s += 0.9 * OUTAGE_S
+        assert reader.pause_s() > 0
+        reader.feed(b": still here\n\n")
+        now_s += 0.9 * OUTAGE_S
+        assert reader.pause_s() > 0
+        now_s += 0.2 * OUTAGE_S
+        with pytest.raises(ConnectionFailed, match="of job a for 66 s; it goes on"):
+            reader.pause_s()
 
     def test_it_asks_for_what_comes_after_the_last_id(self) -> None:
         reader = EventReader("a/b", None)
