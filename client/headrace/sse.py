@@ -51,7 +51,7 @@ class EventReader:
         self._last_id: str | None = None
         self._deadline = Deadline(timeout_s)
         self._backoff = Backoff()
-        self._heard_s = time.monotonic()
+        self._lost_s: float | None = None
         self._decoder = EventDecoder()
 
     def request(self) -> Send:
@@ -67,7 +67,7 @@ class EventReader:
         """The events that `chunk` completes; after a terminal one `done` is True."""
         if self._deadline.left_s() == 0:
             raise self._deadline.error(self._job_id, None)
-        self._heard_s = time.monotonic()
+        self._lost_s = None
         events = []
         for event_id, data in self._decoder.feed(chunk):
             try:
@@ -86,8 +86,10 @@ class EventReader:
         """How long to wait before the next connection, after one was lost; raises JobTimeout or ConnectionFailed."""
         if self._deadline.left_s() == 0:
             raise self._deadline.error(self._job_id, None)
-        silent_s = time.monotonic() - self._heard_s
-        if silent_s > OUTAGE_S:
+        now_s = time.monotonic()
+        if self._lost_s is None:
+            self._lost_s = now_s
+        if (silent_s := now_s - self._lost_s) > OUTAGE_S:
             raise ConnectionFailed(f"nothing was heard of job {self._job_id} for {silent_s:.0f} s; it goes on")
         return min(self._backoff.delay_s(), self._deadline.left_s())
 

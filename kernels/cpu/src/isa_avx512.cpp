@@ -3,14 +3,8 @@
 
 #define HEADRACE_ISA avx512
 #define HEADRACE_ISA_NAME "avx512"
-#if defined(__clang__)
-#pragma clang attribute push(                                                                                          \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c")
-#endif
+#include "target_avx512.h"
 
-#include "simd_avx512.h"
 #include "table.h"
 
 #if defined(__clang__)

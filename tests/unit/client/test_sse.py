@@ -108,12 +108,14 @@ class TestEventReader:
         now_s = 1000.0
         monkeypatch.setattr("headrace.sse.time.monotonic", lambda: now_s)
         reader = EventReader("a", None)
+        now_s += 2 * OUTAGE_S  # it read nothing meanwhile, and the server has done nothing wrong
+        assert reader.pause_s() > 0
         now_s += 0.9 * OUTAGE_S
         assert reader.pause_s() > 0
         reader.feed(b": still here\n\n")
-        now_s += 0.9 * OUTAGE_S
+        now_s += 2 * OUTAGE_S
         assert reader.pause_s() > 0
-        now_s += 0.2 * OUTAGE_S
+        now_s += 1.1 * OUTAGE_S
         with pytest.raises(ConnectionFailed, match="of job a for 66 s; it goes on"):
             reader.pause_s()
 
