@@ -1,4 +1,4 @@
-"""The whole suite in two lanes side by side, which take about as long: one computes, the other waits for processes.
+"""The whole suite in two lanes side by side: one computes, the other waits for processes, and then helps the first one.
 
 `python -m tests.lanes` shows the first lane while it runs, and then the other one. Arguments go to every pytest.
 """
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +19,14 @@ from types import FrameType
 
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 PROCESSES = ("tests/integration", "tests/faults")
+KERNELS = "tests/unit/kernels"
 ON_SERVERS = ("--database", "postgres", "--broker", "redis")
 LANES = {
     "what computes, then jobs on Redis and PostgreSQL": [
-        ("tests", *(f"--ignore={place}" for place in PROCESSES)),
-        ("tests/unit/ledger", "tests/integration", *ON_SERVERS),
+        (KERNELS,),
+        ("tests", *(f"--ignore={place}" for place in (*PROCESSES, KERNELS))),
+        ("tests/unit/ledger", *ON_SERVERS),
+        ("tests/integration", *ON_SERVERS),
     ],
     "what starts processes, then faults on Redis and PostgreSQL": [PROCESSES, ("tests/faults", *ON_SERVERS)],
 }
@@ -30,12 +34,15 @@ POLL_S = 0.1
 
 
 class Lane:
-    """Commands that run one after the other; `status` is the first one's that failed, or 0."""
+    """Commands that run one after the other, then the last ones that others have left; `status` is the first one's
+    that failed, or 0.
+    """
 
-    def __init__(self, name: str, commands: Sequence[Sequence[str]], log: Path | None) -> None:
+    def __init__(self, name: str, commands: Sequence[Sequence[str]], others: Sequence[Lane], log: Path | None) -> None:
         """Output goes to `log`, or where this process's goes."""
         self.name = name
-        self.commands = commands
+        self.left = deque(commands)
+        self.others = others
         self.log = log
         self.status = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,9 +82,15 @@ class Lane:
                 sys.stdout.buffer.flush()
                 self._thread.join(POLL_S)
 
+    def _next(self) -> Sequence[str] | None:
+        for take in (self.left.popleft, *(other.left.pop for other in self.others)):
+            with suppress(IndexError):
+                return take()
+        return None
+
     def _run(self) -> None:
         output = None if self.log is None else self.log.open("ab")
-        for command in self.commands:
+        while command := self._next():
             with self._lock:
                 if self._stopped:
                     break
@@ -90,13 +103,16 @@ class Lane:
 
 
 def run(lanes: dict[str, Sequence[Sequence[str]]]) -> int:
-    """Run lanes side by side and return the status to exit with. Ctrl-C interrupts all of them, a second one kills."""
+    """Run lanes side by side and return the status to exit with. Ctrl-C interrupts all of them, a second one kills.
+
+    A lane that is done helps those before it.
+    """
     interrupts = 0
     with tempfile.TemporaryDirectory(prefix="headrace-lanes-") as place:
-        running = [
-            Lane(name, commands, Path(place) / f"{number}.log" if number else None)
-            for number, (name, commands) in enumerate(lanes.items())
-        ]
+        running: list[Lane] = []
+        for number, (name, commands) in enumerate(lanes.items()):
+            log = Path(place) / f"{number}.log" if number else None
+            running.append(Lane(name, commands, tuple(running), log))
 
         def end_all(number: int, frame: FrameType | None) -> None:
             nonlocal interrupts
