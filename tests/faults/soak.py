@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -69,6 +70,8 @@ class Report:
     slowest_takeover_s: float = 0.0
     """From the last sign of a killed worker to the next attempt of a job that it ran. While no worker is there, which
     on a busy machine takes a while to start, nothing counts as late."""
+    slowest_disturbed_takeover_s: float = 0.0
+    """Likewise, where broker or database were out meanwhile, for which time nothing counts either."""
     slowest_return_s: dict[str, float] = field(default_factory=dict)
     """From the return of a part to the next job's start, by what was done to it; counted in the same way."""
     wrong: list[str] = field(default_factory=list)
@@ -99,6 +102,8 @@ class Soak:
         self._returned: list[tuple[str, float]] = []
         self._away: dict[str, list[Stay]] = defaultdict(list)
         """When which node couldn't work."""
+        self._outages: list[Stay] = []
+        """When nobody could, because broker or database were out."""
 
     def run(self, jobs: int | None, until_s: float, faults: Sequence[str]) -> None:
         """Load until so many jobs are accepted, or until the time is over."""
@@ -167,14 +172,17 @@ class Soak:
 
     def _broker(self) -> None:
         fault = self._random.choice((crashed, wiped, frozen, cut_off, full, demoted))
-        with fault(self._stage):
-            time.sleep(AWAY_S)
-        self._returned.append((f"broker {fault.__name__}", time.time()))
+        self._take_out(f"broker {fault.__name__}", fault(self._stage))
 
     def _database(self) -> None:
-        with self._stage.database_away():
+        self._take_out("database away", self._stage.database_away())
+
+    def _take_out(self, what: str, outage: AbstractContextManager[None]) -> None:
+        out_s = time.time()
+        with outage:
             time.sleep(AWAY_S)
-        self._returned.append(("database away", time.time()))
+        self._outages.append((out_s, time.time()))
+        self._returned.append((what, time.time()))
 
     # -- the verdict ---------------------------------------------------------------------------
 
@@ -220,23 +228,31 @@ class Soak:
             stay
             for node, from_s in ready.items()
             if from_s is not None
-            for stay in stays(from_s, now_s, self._away[node])
+            for stay in stays(from_s, now_s, [*self._away[node], *self._outages])
         ]
 
     def _judge_takeovers(self, stories: dict[str, list[tuple[JobStatus, float]]], there: Sequence[Stay]) -> None:
-        """A job that ran when a worker died is queued again, or taken over, once its lease has run out."""
+        """A job that ran when a worker died is queued again, or taken over, once its lease has run out.
+
+        If broker or database were out at that time, it may wait for their recovery as well.
+        """
+        report = self._report
         for _, died_s in self._killed:
             for story in stories.values():
                 before = [status for status, at_s in story if at_s <= died_s]
                 after = [(status, at_s) for status, at_s in story if at_s > died_s]
                 if not before or before[-1] is not JobStatus.RUNNING or not after or after[0][0].terminal:
                     continue
-                self._report.slowest_takeover_s = max(
-                    self._report.slowest_takeover_s, attended_s(there, died_s, after[0][1])
-                )
-        self._report.slowest_takeover_s = round(self._report.slowest_takeover_s, 2)
-        if self._report.slowest_takeover_s > KILL_RECOVERY_S:
-            self._report.wrong.append(f"a takeover took longer than lease + 2 s = {KILL_RECOVERY_S} s")
+                next_s = after[0][1]
+                took_s = round(attended_s(there, died_s, next_s), 2)
+                if any(out_s < next_s and back_s > died_s for out_s, back_s in self._outages):
+                    report.slowest_disturbed_takeover_s = max(report.slowest_disturbed_takeover_s, took_s)
+                else:
+                    report.slowest_takeover_s = max(report.slowest_takeover_s, took_s)
+        if report.slowest_takeover_s > KILL_RECOVERY_S:
+            report.wrong.append(f"a takeover took longer than lease + 2 s = {KILL_RECOVERY_S} s")
+        if report.slowest_disturbed_takeover_s > KILL_RECOVERY_S + RETURN_RECOVERY_S:
+            report.wrong.append(f"a takeover beside an outage took {RETURN_RECOVERY_S} s longer than that")
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ using namespace headrace;
 namespace {
 
 constexpr int64_t kPage = 16, kPages = 64, kVocab = 70, kPositions = 64;
+constexpr int64_t kDealtRows = 24;
 constexpr int64_t kAdapters = 2, kLow = 8;
 constexpr int64_t kInner = 24; // no whole run of 16: gate and up are padded to 32 each
 
@@ -158,7 +159,8 @@ std::vector<int32_t> run(const Ops& ops, const Model& model, int threads, bool a
                 sampled[i].top_logprobs = 2;
                 sampled[i].repetition = 1;
             }
-            step.begin(work.data(), kv.data(), tokens.data(), {sampled.data(), chosen.data(), top.data(), logprobs.data(), 2});
+            const StepSampling sampling{sampled.data(), chosen.data(), top.data(), logprobs.data(), 2};
+            step.begin(work.data(), kv.data(), tokens.data(), sampling, kDealtRows);
             team.run([&](int worker) { ops.step(step, team, worker); });
             for (int32_t token : tokens) CHECK(token >= 0 && token < kVocab - 3);
             all.insert(all.end(), tokens.begin(), tokens.end());

@@ -14,7 +14,7 @@ void headrace_step_destroy(Step* step) { delete step; }
 
 void headrace_step_run(const Ops* ops, Team* team, Step* step, const int32_t* work, uint8_t* kv, int32_t* tokens,
                        const StepSampling* sampling) {
-    step->begin(work, kv, tokens, *sampling);
+    step->begin(work, kv, tokens, *sampling, ops->dealt_rows);
     team->run([&](int worker) { ops->step(*step, *team, worker); });
 }
 

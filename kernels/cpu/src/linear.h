@@ -168,6 +168,8 @@ template <class Of> class Multiplier {
     static constexpr int kRows = Of::kGrouped ? kGroupedRows : kPlainRows;
     // So many rows at most take less time with a screen of the head (screen.h).
     static constexpr int64_t kMostScreened = std::numeric_limits<int64_t>::max();
+    // From so many rows for each worker on, multiplying takes so long that each may read all weights meanwhile.
+    static constexpr int64_t kDealtRows = 24;
 
     void operator()(const Block& block, int rows, bool alone) {
         using Kernel = void (*)(const Block&);

@@ -40,6 +40,8 @@ class MatrixMultiplier {
     static constexpr int kRows = 2 * kAmxRows;
     // More rows are faster multiplied at once than one by one with what the screen leaves of the head.
     static constexpr int64_t kMostScreened = kAmxRows;
+    // It multiplies faster than memory reads: weights are shared for longer.
+    static constexpr int64_t kDealtRows = 192;
 
     // One line for each group: a block's share of the next tile. Memory has no time for anything else.
     static void plan_fetches(const Weights& weights, int64_t tile, int64_t place, int64_t blocks, Ahead&, Block& block) {
@@ -164,7 +166,7 @@ template <> class Multiplier<FormatInt8> : public MatrixMultiplier {
 
   private:
     template <bool kTwo, bool kAlone> static void multiply(const Block& block, int rows) {
-        alignas(64) int32_t integers[kRows * kTileOutputs];
+        alignas(64) int32_t integers[kFolded][kRows * kTileOutputs];
         const int first = first_rows(rows);
         const int64_t stride = block.x->stride_bytes, groups = block.weights->groups();
         const uint8_t* inputs = block.x->values + block.row * stride;
@@ -173,13 +175,18 @@ template <> class Multiplier<FormatInt8> : public MatrixMultiplier {
         const int32_t* offsets = block.x->offsets + block.row * groups;
         FetchedLines ahead(block.fetches[0], groups);
         std::fill_n(block.sums, rows * kTileOutputs, 0.0f);
-        for (int64_t group = 0; group < groups; group++) {
-            ahead.fetch();
-            zero_sums<kTwo>();
-            add_product<Of, kTwo, kAlone>(inputs + group * kAmxBytes, stride, first,
-                                          tile + kLayout.tile_head + group * kLayout.group_bytes);
-            store_sums<kTwo>(integers, first);
-            fold(integers, rows, scales + group, offsets + group, groups, block.sums);
+        for (int64_t group = 0; group < groups; group += kFolded) {
+            const int count = int(std::min<int64_t>(kFolded, groups - group));
+            for (int i = 0; i < count; i++) {
+                ahead.fetch();
+                zero_sums<kTwo>();
+                add_product<Of, kTwo, kAlone>(inputs + (group + i) * kAmxBytes, stride, first,
+                                              tile + kLayout.tile_head + (group + i) * kLayout.group_bytes);
+                store_sums<kTwo>(integers[i], first);
+            }
+            as_constant<kFolded>(count, [&](auto folded) {
+                fold<folded>(integers[0], rows, scales + group, offsets + group, groups, block.sums);
+            });
         }
         for (int row = 0; row < rows; row++) {
             for (int output = 0; output < kTileOutputs; output += W) {
@@ -189,17 +196,24 @@ template <> class Multiplier<FormatInt8> : public MatrixMultiplier {
         }
     }
 
-    // Adds a group's integers to the sums.
+    static constexpr int kFolded = 4; // groups, whose integers stay in the L1 cache
+
+    // Adds the integers of some groups to the sums.
+    template <int kGroups>
     static HEADRACE_INLINE void fold(const int32_t* integers, int rows, const float* scales, const int32_t* offsets,
                                      int64_t groups, float* sums) {
         for (int row = 0; row < rows; row++) {
-            const I offset = set1_int(offsets[row * groups]);
-            const float scale = scales[row * groups];
             HEADRACE_UNROLL
             for (int output = 0; output < kTileOutputs; output += W) {
                 const int64_t at = row * kTileOutputs + output;
-                const I whole = add_int(load_bytes(integers + at), offset);
-                store(sums + at, Of::fold(load(sums + at), whole, {}, scale, 0));
+                F sum = load(sums + at);
+                HEADRACE_UNROLL
+                for (int group = 0; group < kGroups; group++) {
+                    const I whole = add_int(load_bytes(integers + group * kRows * kTileOutputs + at),
+                                            set1_int(offsets[row * groups + group]));
+                    sum = Of::fold(sum, whole, {}, scales[row * groups + group], 0);
+                }
+                store(sums + at, sum);
             }
         }
     }

@@ -18,6 +18,8 @@ namespace headrace {
 
 struct Ops {
     const char* name;
+    // From so many rows for each worker on, it is worth reading all weights for each of them.
+    int64_t dealt_rows;
     void (*float_to_bf16)(const float* from, uint16_t* to, int64_t count);
     void (*bf16_to_float)(const uint16_t* from, float* to, int64_t count);
     void (*float_to_f16)(const float* from, uint16_t* to, int64_t count);

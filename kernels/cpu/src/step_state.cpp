@@ -87,12 +87,12 @@ Step::Step(const StepModel& model, const StepLayer* layers, int threads, int64_t
     shares = std::vector<StepShare>(size_t(threads));
 }
 
-void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const StepSampling& rows) {
+void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const StepSampling& rows, int64_t dealt_rows) {
     work = StepWork(numbers);
     kv = arena;
     tokens = chosen;
     sampling = rows;
-    shares_used = divide() ? threads : 1;
+    shares_used = divide(dealt_rows) ? threads : 1;
     most_pages_ = 0;
     for (int64_t r = 0; r < work.requests; r++) most_pages_ = std::max<int64_t>(most_pages_, work.page_count[r]);
     positions_.resize(size_t(work.rows));
@@ -122,8 +122,8 @@ void Step::begin(const int32_t* numbers, uint8_t* arena, int32_t* chosen, const 
 }
 
 // Whether each worker computes requests of its own; then `work` has them in that order.
-bool Step::divide() {
-    if (threads == 1 || work.rows < kShareRows * threads) return false;
+bool Step::divide(int64_t dealt_rows) {
+    if (threads == 1 || work.rows < dealt_rows * threads) return false;
     const StepLayer& layer = layers.front();
     double row_ops = 0;
     for (const Weights* weights : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {

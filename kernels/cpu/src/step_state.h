@@ -14,8 +14,6 @@ namespace headrace {
 
 // Up to so many rows each worker prepares the inputs of a product for itself: it costs less than a barrier.
 constexpr int64_t kOwnRows = 4;
-// From so many rows for each worker on it is worth reading all weights for each of them.
-constexpr int64_t kShareRows = 24;
 // Rows whose logits are kept at once.
 constexpr int64_t kLogitRows = 64;
 
@@ -65,8 +63,9 @@ class Step {
   public:
     Step(const StepModel& model, const StepLayer* layers, int threads, int64_t most_rows);
 
-    // Lays out the step's rows and pages. The team isn't needed for that.
-    void begin(const int32_t* work, uint8_t* kv, int32_t* tokens, const StepSampling& sampling);
+    // Lays out the step's rows and pages. From `dealt_rows` for each worker on, each computes requests of its own. The team
+    // isn't needed for that.
+    void begin(const int32_t* work, uint8_t* kv, int32_t* tokens, const StepSampling& sampling, int64_t dealt_rows);
 
     const StepModel model;
     const std::vector<StepLayer> layers;
@@ -111,7 +110,7 @@ class Step {
     double seconds[kPhases] = {};
 
   private:
-    bool divide();
+    bool divide(int64_t dealt_rows);
     void fill(StepShare& share, int64_t first, int64_t end, int workers);
 
     Memory sampling_, low_, own_low_, wide_rows_;

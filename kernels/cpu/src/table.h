@@ -18,6 +18,7 @@ namespace headrace::HEADRACE_ISA {
 
 extern const Ops ops = {
     /*name=*/HEADRACE_ISA_NAME,
+    /*dealt_rows=*/Multiplier<FormatBf16>::kDealtRows,
     float_to_bf16,
     bf16_to_float,
     float_to_f16,
