@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from headrace.tracing import trace_id
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.markup import escape
@@ -80,6 +81,8 @@ def facts(job: Job) -> RenderableType:
             table.add_row("[dim]speed[/]", f"{job.timings.tokens_per_second:.1f} tokens/s{batch}")
     if job.worker:
         table.add_row("[dim]worker[/]", escape(job.worker))
+    if job.traceparent:
+        table.add_row("[dim]trace[/]", trace_id(job.traceparent))
     return table
 
 

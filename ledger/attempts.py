@@ -164,7 +164,15 @@ def release(connection: Connection, leases: Sequence[Lease]) -> list[bool]:
     ]
 
 
-def reject(connection: Connection, job_id: str, model: str, reason: Reason, message: str, raw: str) -> None:
+def reject(
+    connection: Connection,
+    job_id: str,
+    model: str,
+    reason: Reason,
+    message: str,
+    raw: str,
+    traceparent: str | None = None,
+) -> None:
     now = connection.execute(select(db_now())).scalar_one()
     insert_jobs(
         connection,
@@ -183,6 +191,7 @@ def reject(connection: Connection, job_id: str, model: str, reason: Reason, mess
                 "error_code": reason,
                 "error_message": message,
                 "metadata": {},
+                "traceparent": traceparent,
                 "raw": raw[:_MAX_RAW_CHARS],
             }
         ],

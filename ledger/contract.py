@@ -147,6 +147,8 @@ class Dispatch:
     priority: str
     fence: int = 0
     """For a revoke: the fence of the attempt that is to end. A later one was asked for after the cancellation."""
+    traceparent: str | None = None
+    """Of the span that asked for the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +321,9 @@ class LedgerProtocol(Protocol):
         cancellation was asked for ends as `cancelled`. False: the lease was lost, or the job has ended."""
         ...
 
-    def reject(self, job_id: str, model: str, reason: Reason, message: str, raw: str) -> None:
+    def reject(
+        self, job_id: str, model: str, reason: Reason, message: str, raw: str, traceparent: str | None = None
+    ) -> None:
         """Record a malformed raw message as a `failed` job (no-op if the id exists)."""
         ...
 

@@ -31,6 +31,7 @@ _COLUMNS = (
     JobRow.lease_until,
     JobRow.accepted_at,
     JobRow.deadline,
+    JobRow.traceparent,
     JobRow.request,
 )
 
@@ -127,7 +128,7 @@ def _run(row: Row[Any], owner: str, fence: int, attempt: int) -> ClaimResult:
         row.id,
         Verdict.RUN,
         lease=Lease(row.id, owner, fence, attempt),
-        request=JobRequest.model_validate(row.request),
+        request=JobRequest.model_validate((row.request or {}) | {"traceparent": row.traceparent}),
         queued_s=(row.now - row.accepted_at).total_seconds(),
         remaining_s=(row.deadline - row.now).total_seconds() if row.deadline is not None else None,
     )

@@ -27,7 +27,16 @@ _MAX_BACKOFF_S = 60.0
 
 
 _MESSAGES = (
-    select(OutboxRow.id, OutboxRow.topic, OutboxRow.line, OutboxRow.job_id, JobRow.model, JobRow.priority, JobRow.fence)
+    select(
+        OutboxRow.id,
+        OutboxRow.topic,
+        OutboxRow.line,
+        OutboxRow.job_id,
+        JobRow.model,
+        JobRow.priority,
+        JobRow.fence,
+        JobRow.traceparent,
+    )
     .join(JobRow, JobRow.id == OutboxRow.job_id)
     .where(OutboxRow.due_at <= db_now(), OutboxRow.sent_at.is_(None))
 )
@@ -62,6 +71,7 @@ def take(connection: Connection, ids: Sequence[int]) -> list[Dispatch]:
             row.model,
             Line.parse(row.line).priority if row.line is not None else row.priority,
             row.fence,
+            row.traceparent,
         )
         for row in sorted(taken, key=lambda row: place[row.id])
     ]

@@ -74,6 +74,7 @@ def new_row(
         "idempotency_key": asked.idempotency_key,
         "fingerprint": fingerprint(body),
         "metadata": asked.metadata,
+        "traceparent": asked.traceparent,
         "request": body | {"seed": seeded.seed},
     }
 

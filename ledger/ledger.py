@@ -143,8 +143,10 @@ class Ledger(LedgerProtocol):
     def release(self, leases: Sequence[Lease]) -> list[bool]:
         return self._database.write(lambda c: attempts.release(c, leases)) if leases else []
 
-    def reject(self, job_id: str, model: str, reason: Reason, message: str, raw: str) -> None:
-        self._database.write(lambda c: attempts.reject(c, job_id, model, reason, message, raw))
+    def reject(
+        self, job_id: str, model: str, reason: Reason, message: str, raw: str, traceparent: str | None = None
+    ) -> None:
+        self._database.write(lambda c: attempts.reject(c, job_id, model, reason, message, raw, traceparent))
 
     # -- the relay -----------------------------------------------------------------------------
     def outbox(self, limit: int, windows: Windows = DEFAULT_WINDOWS) -> list[Dispatch]:

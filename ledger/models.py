@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.contract import JobStatus, Priority, Reason
+from headrace.tracing import TRACEPARENT_CHARS
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -107,6 +108,8 @@ class JobRow(Base):
     idempotency_key: Mapped[str | None] = mapped_column(PlainString(255))
     fingerprint: Mapped[str | None] = mapped_column(String(64))
     labels: Mapped[dict[str, str]] = mapped_column("metadata", JSON)
+    traceparent: Mapped[str | None] = mapped_column(String(TRACEPARENT_CHARS))
+    """The span that asked for the job."""
     raw: Mapped[str | None] = mapped_column(PlainText)
     """What a malformed message held."""
     request: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))

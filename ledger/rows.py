@@ -30,6 +30,7 @@ JOB_COLUMNS = (
     JobRow.attempt,
     JobRow.max_attempts,
     JobRow.cancel_requested,
+    JobRow.traceparent,
     JobRow.worker,
 )
 """What every door shows of a job that has not ended, besides its id."""
@@ -111,6 +112,7 @@ def shown(
         attempt=row.attempt,
         max_attempts=row.max_attempts,
         cancel_requested=row.cancel_requested,
+        traceparent=row.traceparent,
         worker=row.worker,
         result=result,
         error=error,

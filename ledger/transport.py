@@ -63,10 +63,7 @@ class CeleryTransport:
         """
         with self._channel() as channel:
             producer = self._app.amqp.Producer(channel, auto_declare=False)
-            messages = [
-                JobMessage(one.job_id, one.model, Priority(one.priority), {"job_id": one.job_id}) for one in dispatches
-            ]
-            publish(self._app, producer, messages, self._signing_key)
+            publish(self._app, producer, [_message(one) for one in dispatches], self._signing_key)
 
     def revoke(self, dispatches: Sequence[Dispatch]) -> None:
         """Tell every worker to stop these attempts. One that hears it late leaves a later attempt alone."""
@@ -112,6 +109,10 @@ class CeleryTransport:
         except BaseException:
             self.close()
             raise
+
+
+def _message(one: Dispatch) -> JobMessage:
+    return JobMessage(one.job_id, one.model, Priority(one.priority), {"job_id": one.job_id}, one.traceparent)
 
 
 def _keys(models: Sequence[str]) -> list[str]:

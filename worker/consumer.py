@@ -15,6 +15,7 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 from headrace import signing
 from headrace.contract import JobStatus, Reason, utc_now
+from headrace.tracing import TRACEPARENT, named, parsed
 
 from settings import get_settings
 from worker.broker_probe import BrokerProbe
@@ -82,13 +83,15 @@ class JobConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
         why = why.encode(errors="replace").decode()
         headers = message.headers if isinstance(message.headers, dict) else {}
         task_id = headers.get("id") or message.properties.get("correlation_id")
-        log.error("refused a message (task id %r): %s", task_id, why)
+        traceparent = parsed(headers.get(TRACEPARENT))
+        log.error("refused a message (task id %s): %s", named(repr(task_id), traceparent), why)
         rejection = Rejection(
             rejected_id(task_id),
             services.model,
             Reason.INVALID_REQUEST,
             why,
             repr((message.body or "")[:RAW_LIMIT_CHARS])[:RAW_LIMIT_CHARS],
+            traceparent,
         )
         failure = JobFailed.because(Reason.INVALID_REQUEST, why)
         services.metrics.count(JobStatus.FAILED, Reason.INVALID_REQUEST.value)

@@ -16,6 +16,7 @@ from celery.exceptions import InvalidTaskError
 from celery.platforms import signals as platform_signals
 from celery.worker.request import Request
 from celery.worker.state import task_ready
+from headrace.tracing import TRACEPARENT, parsed
 
 from worker.canvas import chained_ids
 from worker.failures import HandedBack, Revoked
@@ -49,6 +50,11 @@ class JobMessage(Request):  # type: ignore[misc]  # Celery has no types
     @property
     def delivery_tag(self) -> str:
         return str(self.message.delivery_tag)
+
+    @property
+    def traceparent(self) -> str | None:
+        """Of the span that sent the message, if its headers tell."""
+        return parsed(self._request_dict.get(TRACEPARENT))
 
     @property
     def chained_ids(self) -> list[str]:

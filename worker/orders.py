@@ -34,6 +34,7 @@ class Rejection:
     reason: Reason
     message: str
     raw: str
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
         except GreenletExit:
             return
         except BaseException:
-            log.exception("job %s: the tracer failed", slot.task_id)
+            log.exception("job %s: the tracer failed", slot.named)
             traced = (True, ExceptionInfo(), 0.0)
         self._forget(slot)
         slot.message.on_success(traced)
@@ -265,7 +265,7 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
     def lose_attempt(self, job_id: str, fence: int) -> None:
         slot = self.find(job_id)
         if slot is not None and slot.fence == fence:
-            log.warning("job %s: its lease was lost, stopping it", job_id)
+            log.warning("job %s: its lease was lost, stopping it", slot.named)
             self.stop_job(slot, Cause.LOST, "the lease was lost")
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:

@@ -34,7 +34,7 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
     """Take one delivery to its end: a result, or one of `worker.failures`."""
     services = slot.services
     try:
-        claim = read_claim(slot.task_id, args, kwargs, services.model)
+        claim = traced(read_claim(slot.task_id, args, kwargs, services.model), slot.traceparent)
     except Malformed as exc:
         reject(slot, exc, raw_text(args, kwargs))
     if claim.request is None:
@@ -43,7 +43,8 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
     if result.verdict is not Verdict.RUN:
         turned_away(slot, result)
     job = ClaimedJob.from_claim(result)
-    slot.job_id, slot.fence = job.lease.job_id, job.lease.fence
+    slot.job_id, slot.fence, slot.traceparent = job.lease.job_id, job.lease.fence, job.request.traceparent
+    log.debug("job %s: attempt %d begins", slot.named, job.lease.attempt)
     if slot.cancelled_fence == slot.fence:
         slot.pool.cancel_attempt(slot.job_id, slot.fence)
     try:
@@ -55,8 +56,15 @@ def run(slot: Slot, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generatio
         raise
     except Exception:
         # Whatever it was, the job ends here and says so: it is not left to run out of leases.
-        log.exception("job %s: the worker failed", slot.job_id)
+        log.exception("job %s: the worker failed", slot.named)
         return finish(slot, refused(job, services.identity, Reason.ENGINE_ERROR, "the worker failed; see its log"))
+
+
+def traced(claim: Claim, traceparent: str | None) -> Claim:
+    """A raw message's job belongs to the message's trace, unless the request names another."""
+    if traceparent is None or claim.request is None or claim.request.traceparent is not None:
+        return claim
+    return replace(claim, request=claim.request.model_copy(update={"traceparent": traceparent}))
 
 
 def claimed(slot: Slot, claim: Claim) -> ClaimResult:
@@ -68,7 +76,7 @@ def claimed(slot: Slot, claim: Claim) -> ClaimResult:
         gate.enter(slot, _entered)
     result = slot.park(writer.claim, claim)
     if result.verdict is Verdict.ALONE:
-        log.info("job %s was lost with its workers: its last attempt runs alone", claim.job_id)
+        log.info("job %s was lost with its workers: its last attempt runs alone", slot.named)
         gate.leave(slot)
         pass_gate(slot, gate.enter_alone)
         result = slot.park(writer.claim, replace(claim, alone=True))
@@ -90,7 +98,7 @@ def reject(slot: Slot, exc: Malformed, raw: str) -> NoReturn:
     """Record a message that is no job as a failed one, and fail."""
     services = slot.services
     job_id = rejected_id(slot.task_id)
-    rejection = Rejection(job_id, exc.model or services.model, exc.reason, str(exc), raw)
+    rejection = Rejection(job_id, exc.model or services.model, exc.reason, str(exc), raw, slot.traceparent)
     slot.park(services.writer.reject, rejection)
     services.metrics.count(JobStatus.FAILED, exc.reason.value)
     fail(slot, job_id, exc.reason, str(exc))
@@ -142,7 +150,7 @@ def progress_of(slot: Slot, job: ClaimedJob) -> Found | None:
     question = Question(job.lease.job_id, job.request.stream, services.identity.revision_of(job.request))
     found = slot.park(services.progress.read, question)
     if found is not None:
-        log.info("job %s goes on after %d tokens", question.job_id, sum(len(one.token_ids) for one in found.progress))
+        log.info("job %s goes on after %d tokens", slot.named, sum(len(one.token_ids) for one in found.progress))
     return found
 
 

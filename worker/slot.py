@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from greenlet import getcurrent, greenlet
+from headrace.tracing import named
 
 if TYPE_CHECKING:
     from engine.request import EngineRequest, RequestOutput
@@ -51,6 +52,8 @@ class Slot:
         self.message = message
         self.job_id: str | None = None
         """Known once the claim was granted; equal to the task's id in all but odd messages."""
+        self.traceparent: str | None = message.traceparent
+        """The message's, and the job's own once the claim was granted."""
         self.fence: int | None = None
         """That of its lease, known from then on."""
         self.cancelled_fence: int | None = None
@@ -67,6 +70,11 @@ class Slot:
     @property
     def services(self) -> Services:
         return self.pool.services
+
+    @property
+    def named(self) -> str:
+        """The job as the log names it."""
+        return named(self.job_id or self.task_id, self.traceparent)
 
     def begin(self, body: Callable[[], None]) -> None:
         """Run `body` in a greenlet of the slot's own until it parks for the first time."""

@@ -305,7 +305,7 @@ class Writer(threading.Thread):
 
     def _reject(self, rejections: list[Rejection]) -> list[None]:
         for one in rejections:
-            self._ledger.reject(one.job_id, one.model, one.reason, one.message, one.raw)
+            self._ledger.reject(one.job_id, one.model, one.reason, one.message, one.raw, one.traceparent)
         return [None] * len(rejections)
 
     def _cancel(self, cancellation: Cancellation) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from headrace.contract import Job, JobId, JobPage, JobRequest, JobStatus, JobUrls, Name
+from headrace.tracing import TRACEPARENT, current, parsed
 from headrace.validation import invalid, job_request
 from pydantic import TypeAdapter, ValidationError
 
@@ -127,6 +128,13 @@ async def submit(
             "Two different keys are refused. A key belongs to its tenant."
         ),
     ] = None,
+    traceparent: Annotated[
+        str | None,
+        Header(
+            description="The caller's span, as W3C Trace Context writes it; one that isn't right is ignored. "
+            "`traceparent` in the body goes before it."
+        ),
+    ] = None,
 ) -> Job:
     """Enqueue a job for a `prompt` or for chat `messages`.
 
@@ -139,6 +147,8 @@ async def submit(
         raise invalid("the header Idempotency-Key is there more than once", "idempotency_key")
     if idempotency_key is not None and isinstance(fields, dict):
         _add_key(fields, idempotency_key)
+    if isinstance(fields, dict) and fields.get("traceparent") is None:
+        fields["traceparent"] = _caller_span(request, traceparent)
     submission = await accept(door, caller, await to_thread.run_sync(job_request, fields), response)
     job = shown(request, submission.job)
     response.headers["Location"] = job.urls.self if job.urls else ""
@@ -152,6 +162,11 @@ def _add_key(fields: dict[str, Any], key: str) -> None:
         fields["idempotency_key"] = key
     elif fields["idempotency_key"] != key:
         raise invalid("the header Idempotency-Key and idempotency_key in the body differ", "idempotency_key")
+
+
+def _caller_span(request: Request, header: str | None) -> str | None:
+    """The span that this request is served in, if this process makes spans, else the one that its header names."""
+    return current() or (parsed(header) if len(request.headers.getlist(TRACEPARENT)) == 1 else None)
 
 
 @router.get("", summary="List jobs, newest first", responses=responses(400))

@@ -32,6 +32,7 @@ from headrace.result import TokenLogprob as TokenLogprob
 from headrace.result import TopLogprob as TopLogprob
 from headrace.result import Usage as Usage
 from headrace.sampling import SamplingFields
+from headrace.tracing import checked as checked_traceparent
 
 MAX_PROMPT_CHARS = 2_000_000
 """No context of any supported model holds more text than this."""
@@ -101,6 +102,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+Traceparent = Annotated[str, AfterValidator(checked_traceparent)]
 
 
 _LATER = frozenset((
@@ -164,6 +166,9 @@ class JobRequest(SamplingFields):
         Field(default_factory=dict, max_length=MOST_METADATA),
     ]
     max_attempts: Annotated[int, Field(ge=1, le=100, strict=True)] = 3
+    traceparent: Annotated[
+        Traceparent | None, Field(description="The span that asks for the job, as W3C Trace Context writes it")
+    ] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -190,10 +195,11 @@ class JobRequest(SamplingFields):
 
         Fields that came after the first version are left out at their defaults: a worker of that
         version still takes the job, and equal requests have equal fingerprints across an upgrade.
+        The `traceparent` is kept beside it: it is another one each time that the same is asked for.
         """
         fields = type(self).model_fields
         said = {name for name in _LATER & self.model_fields_set if getattr(self, name) != fields[name].default}
-        return self.model_dump(mode="json", exclude=set(_LATER - said))
+        return self.model_dump(mode="json", exclude={"traceparent", *(_LATER - said)})
 
     def fingerprint(self) -> str:
         """SHA-256 of what was asked, without the idempotency key: equal for equal work."""
@@ -272,6 +278,7 @@ class Job(BaseModel):
     attempt: int = 0
     max_attempts: int = 3
     cancel_requested: bool = False
+    traceparent: str | None = None
     worker: str | None = None
     result: JobResult | None = None
     error: JobError | None = None

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from headrace.contract import DeadLetter, ErrorBody, Job, JobPage, JobRequest, JobStatus, ModelCard, job_kwargs
 from headrace.errors import ApiError, ConnectionFailed, HeadraceError, JobFailed, api_error
+from headrace.tracing import TRACEPARENT, current
 from headrace.waits import Backoff, Deadline, patience
 
 LONG_POLL_S = 30.0
@@ -153,8 +154,13 @@ def retry_after_s(response: httpx.Response, backoff: Backoff) -> float:
 
 
 def submit(request: JobRequest, retries: int, timeout_s: float | None = None) -> Flow[Job]:
-    """A full queue is waited for until `timeout_s`, or the job's own deadline, would pass."""
+    """A full queue is waited for until `timeout_s`, or the job's own deadline, would pass.
+
+    The current span is told in a header: a server that knows nothing of traces takes the job all the same.
+    """
     headers = {} if request.idempotency_key else {"Idempotency-Key": str(uuid.uuid4())}
+    if request.traceparent is None and (traceparent := current()):
+        headers[TRACEPARENT] = traceparent
     send = Send("POST", "/v1/jobs", json=job_kwargs(request), headers=headers)
     return call(send, Job, retries, patience(request, timeout_s))
 

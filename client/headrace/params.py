@@ -52,6 +52,7 @@ class JobParams(TypedDict, total=False):
     tenant: str
     metadata: dict[str, str]
     max_attempts: int
+    traceparent: str | None
 
 
 def new_request(model: str, prompt: Prompt | None, messages: Messages | None, params: JobParams) -> JobRequest:

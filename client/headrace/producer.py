@@ -18,9 +18,10 @@ from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
 from headrace.publication import JobMessage, publish
+from headrace.tracing import current
 from headrace.validation import invalid
 from headrace.waits import Backoff, Deadline, patience
-from headrace.wire import TASK_GENERATE, celery_config, queue_keys
+from headrace.wire import celery_config, queue_keys
 
 CONNECT_TIMEOUT_S = 5.0
 POLL_S = 5.0
@@ -89,7 +90,7 @@ class Producer:
         job_id = _id_for(request) if job_id is None else _checked_id(job_id)
         with _broker_errors("publish the job"):
             self._await_room(request)
-            self._app.send_task(TASK_GENERATE, **_message(job_id, request).options(self._signing_key))
+            _message(job_id, request).send(self._app, self._signing_key)
         return job_id
 
     def submit_many(self, requests: Iterable[JobRequest]) -> list[str]:
@@ -218,7 +219,8 @@ def _portions(requests: Iterable[JobRequest]) -> Iterator[list[JobRequest]]:
 
 
 def _message(job_id: str, request: JobRequest) -> JobMessage:
-    return JobMessage(job_id, request.model, request.priority, job_kwargs(request))
+    traceparent = request.traceparent or current()
+    return JobMessage(job_id, request.model, request.priority, job_kwargs(request), traceparent)
 
 
 def _checked_id(job_id: str) -> str:

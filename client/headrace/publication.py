@@ -1,6 +1,7 @@
 """Many jobs' messages in one round trip, as Celery's `send_task` writes them, at a small part of its cost.
 
-Tools that trace publications (OpenTelemetry, Sentry) listen to Celery's signals: while any do, Celery itself sends.
+Tools that trace publications (OpenTelemetry, Sentry) listen to Celery's signals: while any do, Celery itself sends,
+and OpenTelemetry's spans of it join the trace of the job.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pydantic_core import to_json
 
 from headrace.contract import Priority
 from headrace.signing import SIGNATURE_HEADER, sign
+from headrace.tracing import TRACEPARENT, joined
 from headrace.wire import TASK_GENERATE, message_options, priority_key
 
 PERSISTENT = 2
@@ -29,13 +31,24 @@ class JobMessage:
     model: str
     priority: Priority
     kwargs: dict[str, Any]
+    traceparent: str | None = None
 
     def options(self, signing_key: str | None) -> dict[str, Any]:
         """Arguments of `send_task`."""
         options = message_options(self.job_id, self.model, self.priority)
+        headers = {}
         if signing_key:
-            options["headers"] = {SIGNATURE_HEADER: sign(signing_key, self.job_id, self.kwargs)}
+            headers[SIGNATURE_HEADER] = sign(signing_key, self.job_id, self.kwargs)
+        if self.traceparent is not None:
+            headers[TRACEPARENT] = self.traceparent
+        if headers:
+            options["headers"] = headers
         return {"kwargs": self.kwargs, **options}
+
+    def send(self, app: Any, signing_key: str | None, **options: Any) -> None:
+        """By Celery itself."""
+        with joined(self.traceparent):
+            app.send_task(TASK_GENERATE, **options, **self.options(signing_key))
 
 
 def publish(app: Any, producer: Any, messages: Sequence[JobMessage], signing_key: str | None = None) -> None:
@@ -46,7 +59,7 @@ def publish(app: Any, producer: Any, messages: Sequence[JobMessage], signing_key
     if signals.before_task_publish.receivers or signals.after_task_publish.receivers:
         with producer.batch(len(messages)):
             for message in messages:
-                app.send_task(TASK_GENERATE, producer=producer, **message.options(signing_key))
+                message.send(app, signing_key, producer=producer)
         return
     channel = producer.channel
     origin = anon_nodename()

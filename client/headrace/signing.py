@@ -1,7 +1,7 @@
 """Signatures of Celery messages: who can write to the broker can't make a job unless it has the key.
 
 A signature is a header of the message: when it was made, and an HMAC-SHA256 of that, the task's name and id, and the
-keyword arguments, all as one JSON text. What else is in a message (its priority, its callbacks) is not signed.
+keyword arguments, all as one JSON text. What else a message has (its priority, its callbacks, its trace) isn't signed.
 """
 
 from __future__ import annotations

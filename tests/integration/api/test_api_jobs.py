@@ -8,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 from headrace.contract import Job, JobStatus
+from headrace.tracing import EXAMPLE, trace_id
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from settings import QueueSettings, Settings
 from tests.integration.api.conftest import MAX_SEQ_LEN, ApiServer, HandWorker
@@ -55,6 +58,21 @@ class TestSubmit:
         response = http.post("/v1/jobs", json={**BODY, "idempotency_key": "a"}, headers={"Idempotency-Key": "b"})
         assert response.status_code == 400
         assert error(response)["param"] == "idempotency_key"
+
+    def test_the_callers_trace_is_kept(self, http: httpx.Client) -> None:
+        job = http.post("/v1/jobs", json=BODY, headers={"traceparent": EXAMPLE}).json()
+        assert job["traceparent"] == EXAMPLE
+        assert http.get("/v1/jobs").json()["data"][0]["traceparent"] == EXAMPLE
+        assert http.post("/v1/jobs", json=BODY).json()["traceparent"] is None
+
+    def test_where_requests_are_spans_the_one_that_serves_it_is_kept(
+        self, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider())
+        kept = http.post("/v1/jobs", json=BODY, headers={"traceparent": EXAMPLE}).json()["traceparent"]
+        assert kept != EXAMPLE
+        assert trace_id(kept) == trace_id(EXAMPLE)
+        assert http.post("/v1/jobs", json={**BODY, "traceparent": EXAMPLE}).json()["traceparent"] == EXAMPLE
 
     def test_fifty_posts_with_one_key_make_one_job(self, http: httpx.Client, worker: HandWorker) -> None:
         """Learned from llm-d-async: a repeated submission must not run twice."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from headrace.contract import Choice, Job, JobError, JobResult, JobStatus, Priority, Reason, Timings, Usage
+from headrace.tracing import EXAMPLE
 from rich.console import Console, RenderableType
 
 from cli.render import age, dead_letters, facts, listing, ms, one_line, whole
@@ -56,6 +57,12 @@ def test_a_finished_job_shows_its_text_tokens_and_times() -> None:
     assert "queued 3.1 ms, between tokens 14 ms, total 12.3 s" in shown
     assert "71.8 tokens/s, batch of 10.5" in shown
     assert "w@here" in shown
+    assert "trace" not in shown
+
+
+def test_a_jobs_trace_is_shown_by_its_id() -> None:
+    [line] = [line for line in text(facts(job(traceparent=EXAMPLE))).splitlines() if "trace" in line]
+    assert line.split() == ["trace", "4bf92f3577b34da6a3ce929d0e0e4736"]
 
 
 def test_every_completion_is_shown() -> None:
