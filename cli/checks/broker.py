@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import redis
+from headrace.counting import counted
 from headrace.urls import BadUrl, masked
 from headrace.wire import QUEUE_PREFIX, VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX, celery_config
 
@@ -210,6 +211,7 @@ def _unserved(client: redis.Redis, served: set[str]) -> Iterator[Finding]:
         waiting[key.removeprefix(QUEUE_PREFIX).partition("\x06\x16")[0]] += client.llen(key)
     for model in sorted(waiting.keys() - served):
         yield broker.warn(
-            f"{waiting[model]} messages wait for the model {model!r}, and no worker holds it",
+            f"{counted(waiting[model], 'message waits', 'messages wait')} for the model {model!r}, "
+            "and no worker holds it",
             f"start one: `headrace worker --model {model}`; or correct the producer's model and queue",
         )

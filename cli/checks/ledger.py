@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.contract import JobStatus, Reason
+from headrace.counting import counted
 from headrace.urls import masked
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -67,7 +68,7 @@ def _findings(url: str) -> Iterator[Finding]:
         counts = database.counts()
         dead = sum(by_status.get(JobStatus.FAILED, 0) for by_status in counts.values())
         jobs = sum(sum(by_status.values()) for by_status in counts.values())
-        yield ledger.ok(f"{jobs} jobs on record, {dead} of them failed")
+        yield ledger.ok(f"{counted(jobs, 'job')} on record, {dead} failed")
         yield _leases(database)
         yield _dead_letters(database)
         models = sorted(database.models())
@@ -87,7 +88,8 @@ def _leases(database: Ledger) -> Finding:
     if not stale:
         return ledger.ok("no lease has run out unnoticed")
     return ledger.warn(
-        f"{stale} running jobs have had no worker for more than {STALE_S:g} s, and nobody queued them again",
+        f"{counted(stale, 'running job has', 'running jobs have')} had no worker for more than {STALE_S:g} s, "
+        "and nobody looks after such jobs",
         "no relay runs: start the API or a worker, and look at their logs",
     )
 
@@ -115,7 +117,7 @@ def check_spool(settings: Settings) -> list[Finding]:
         return [ledger.ok("no outcome waits on this host's disk")]
     return [
         ledger.warn(
-            f"{outcomes} outcomes wait in {settings.home / 'spool'} for the database",
+            f"{counted(outcomes, 'outcome waits', 'outcomes wait')} in {settings.home / 'spool'} for the database",
             "bring it back and keep a worker running here with this home: it writes them by itself",
         )
     ]

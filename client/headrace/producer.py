@@ -14,6 +14,7 @@ from typing import Any, Self, Unpack
 from pydantic import TypeAdapter, ValidationError
 
 from headrace.contract import Job, JobId, JobRequest, JobStatus, job_kwargs, new_job_id, utc_now
+from headrace.counting import counted
 from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
@@ -169,7 +170,8 @@ class Producer:
         while (waiting := self._waiting(request.model)) >= self._max_queued:
             if deadline is None or deadline.left_s() <= DEPTH_S:
                 raise TooManyRequests(
-                    f"the queue of {request.model!r} is full: {waiting} messages wait, of at most {self._max_queued}",
+                    f"the queue of {request.model!r} is full: {counted(waiting, 'message waits', 'messages wait')}, "
+                    f"of at most {self._max_queued}",
                     type="rate_limit_error",
                     code="queue_full",
                     status=429,

@@ -131,7 +131,7 @@ def test_leases_that_nobody_reaps_are_a_warning(database_url: str) -> None:
     ledger = Ledger(database_url)
     job = ledger.submit(JobRequest(model="m", prompt="x")).job
     ledger.claim([Claim(job.id)], "w", -60)
-    assert find(check_ledger(Settings(database_url=database_url)), "1 running jobs").level is Level.WARN
+    assert find(check_ledger(Settings(database_url=database_url)), "1 running job has had").level is Level.WARN
     ledger.reap()
     ledger.close()
     assert find(check_ledger(Settings(database_url=database_url)), "run out unnoticed").level is Level.OK
