@@ -288,15 +288,16 @@ def retry(jobs: JobIds, as_json: Json = False, url: Url = None) -> None:
 
 
 def each(jobs: list[str], act: Callable[[str], Job]) -> tuple[list[Job], int]:
-    """Do it to each job: what became of them, and how many it couldn't be done to. Those keep no other from it."""
+    """Do it to each job once: what became of them, and how many it couldn't be done to. Those keep no other from it."""
     from headrace import Conflict, NotFound
 
     done, missed = [], 0
-    for job in jobs:
+    for job in dict.fromkeys(jobs):
         try:
             done.append(act(job))
         except (NotFound, Conflict) as error:
-            err.print(f"{job}: {error.message}", soft_wrap=True, markup=False)
+            told = error.message if job in error.message else f"{job}: {error.message}"
+            err.print(told, soft_wrap=True, markup=False)
             missed += 1
     return done, missed
 
