@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
@@ -15,13 +16,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from headrace.contract import Job, JobId, JobRequest, JobStatus, job_kwargs, new_job_id, utc_now
 from headrace.counting import counted
-from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
+from headrace.errors import ConnectionFailed, JobFailed, JobTimeout, TooManyRequests
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
 from headrace.publication import JobMessage, publish
 from headrace.validation import invalid
 from headrace.waits import Backoff, Deadline, patience
-from headrace.wire import TASK_GENERATE, celery_config, queue_keys
+from headrace.wire import TASK_GENERATE, WORKER_KEY_PREFIX, celery_config, queue_keys
 
 CONNECT_TIMEOUT_S = 5.0
 POLL_S = 5.0
@@ -144,7 +145,11 @@ class Producer:
         **params: Unpack[JobParams],
     ) -> Job:
         """Submit and wait; raises JobFailed unless the job succeeded."""
-        job = self.wait(self.submit(prompt, model=model, messages=messages, **params), timeout)
+        job_id = self.submit(prompt, model=model, messages=messages, **params)
+        try:
+            job = self.wait(job_id, timeout)
+        except JobTimeout as late:
+            raise JobTimeout(job_id, late.timeout_s, hint=self._obstacle(model)) from None
         if job.status is not JobStatus.SUCCEEDED:
             raise JobFailed(job)
         return job
@@ -189,6 +194,18 @@ class Producer:
                 depth = self._depths[model] = _Depth(sum(pipe.execute()), time.monotonic() + DEPTH_S)
         depth.waiting += 1
         return depth.waiting - 1
+
+    def _obstacle(self, model: str) -> str | None:
+        """Why no job of the model's can end now, as far as the broker tells."""
+        try:
+            with _broker_errors("look for workers"):
+                keys = list(self._redis.scan_iter(f"{WORKER_KEY_PREFIX}*", count=1000))
+                seen = self._redis.mget(keys) if keys else []
+        except ConnectionFailed:
+            return None
+        if any(json.loads(value).get("model") == model for value in seen if value):
+            return None
+        return f"no worker takes jobs for the model {model!r}: `headrace doctor` tells more"
 
     def _await_outcome(self, job_id: str, deadline: Deadline) -> Job | None:
         """The outcome if it is there; else listen for its publication, for `POLL_S` at most; None if it hasn't come."""
