@@ -53,7 +53,7 @@ def demo(
             home=home,
             model={"model_path": model} if model else None,
             api={"port": 0, "auth": "none"},
-            worker={"metrics_port": 0},
+            worker={"metrics_port": 0, "drain_s": 0},
             flower_port=0,
         )
         screen = Screen(quiet=True)
@@ -69,7 +69,7 @@ def demo(
             except KeyboardInterrupt:
                 raise typer.Exit(Exit.INTERRUPTED) from None
             finally:
-                stack.stop()
+                stack.stop(patient=False)
         out.print(_results(jobs, prompts))
         out.print(_summary(jobs))
         if any(job.status.value != "succeeded" for job in jobs):
