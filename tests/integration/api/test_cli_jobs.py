@@ -63,6 +63,12 @@ def test_a_wrong_parameter_is_named_once(server: ApiServer) -> None:
     assert refused.stderr == "error: logprob: unknown field\n"
 
 
+def test_what_the_server_refuses_is_no_wrong_usage(server: ApiServer) -> None:
+    refused = run(server.url, "submit", "word " * 5000, "--model", "bytes")
+    assert refused.exit_code == 1
+    assert refused.stderr.endswith("it and its output must fit into a context of 64\n")
+
+
 def test_a_server_that_is_no_headrace_is_told_as_that(stranger: str) -> None:
     for arguments in (["jobs"], ["status", "x"], ["dlq", "list"]):
         done = run(stranger, *arguments)
