@@ -9,7 +9,7 @@ COMPILER := $(shell command -v $(CXX))
 # A library that couldn't be built when Headrace was installed is built as soon as there is a compiler.
 UNBUILT := $(if $(wildcard $(LIBRARY)),,$(if $(COMPILER),unbuilt))
 INPUTS := constraints.txt pyproject.toml client/pyproject.toml setup.py $(wildcard kernels/cpu/src/*)
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e client
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e client
 
 .DEFAULT_GOAL := help
 .PHONY: unbuilt help demo install test faults soak quick check gpu-check-offline audit lint-fix bench-peers bench long-run sanitize $(SANITIZERS) redis-server

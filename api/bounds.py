@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 from headrace.contract import JobRequest
+from headrace.counting import counted
 from headrace.errors import TooManyRequests
 
 from api.threads import LedgerThreads
@@ -84,13 +85,17 @@ class QueueBounds:
         most = self._most
         if over := _over(own, tokens, most.tenant_max_jobs, most.tenant_max_tokens):
             room = f"of at most {most.tenant_max_jobs} and {most.tenant_max_tokens}"
-            message = f"tenant {tenant!r} has {own.jobs} jobs with {own.tokens} tokens waiting for {model!r}, {room}"
+            message = f"tenant {tenant!r} has {_told(own)} waiting for {model!r}, {room}"
             return message, "tenant_queue_full", over, max(1, len(waiting))
         if over := _over(whole, tokens, most.model_max_jobs, most.model_max_tokens):
             room = f"of at most {most.model_max_jobs} and {most.model_max_tokens}"
-            message = f"the queue of {model!r} is full: {whole.jobs} jobs with {whole.tokens} tokens wait, {room}"
+            message = f"the queue of {model!r} is full, with {_told(whole)} waiting, {room}"
             return message, "queue_full", over, 1
         return None
+
+
+def _told(waiting: Backlog) -> str:
+    return f"{counted(waiting.jobs, 'job')} with {counted(waiting.tokens, 'token')}"
 
 
 def _over(waiting: Backlog, tokens: int, most_jobs: int, most_tokens: int) -> Backlog | None:

@@ -65,7 +65,7 @@ def unknown_job(job_id: str) -> NotFound:
 
 
 def no_dead_letter(job: Job) -> NotFound:
-    why = f", with {job.error.code}" if job.error else ""
+    why = f", with {job.error.code}" if job.error and job.error.code.value != job.status.value else ""
     message = f"job {job.id!r} is no dead letter: it is {job.status}{why}"
     return NotFound(message, type="invalid_request_error", param="id", code="not_a_dead_letter", status=404)
 

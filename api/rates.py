@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import redis
 import redis.asyncio
+from headrace.counting import counted
 from headrace.validation import invalid
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage, RedisStorage
@@ -73,7 +74,8 @@ class Rates:
         if limit is None:
             return {}
         if tokens > limit.amount:
-            message = f"the job may take {tokens} tokens, and {limit.amount} a minute are allowed: lower max_tokens"
+            asked = counted(tokens, "token")
+            message = f"the job may take {asked}, and {limit.amount} a minute are allowed: lower max_tokens"
             raise invalid(message, "max_tokens", "over_token_limit")
         return await self._use(limit, tokens)
 

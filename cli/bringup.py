@@ -135,8 +135,9 @@ class Stack:
         """Keep everything running until interrupted. Raises Failure when something can't be kept running."""
         self.supervisor.watch(self._record)
 
-    def stop(self) -> None:
-        if "worker" in self.supervisor.pids():
+    def stop(self, *, patient: bool = True) -> None:
+        """Stop everything; `patient`: running jobs may take their time, and it is said how much that is."""
+        if patient and "worker" in self.supervisor.pids():
             self.screen.report(
                 f"running jobs have up to {self.settings.worker.drain_s:g} s to finish; a second Ctrl-C doesn't wait"
             )

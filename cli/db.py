@@ -62,6 +62,8 @@ def prune(
 
     What waits or runs is never removed.
     """
+    from headrace.counting import counted
+
     from ledger import Ledger
     from ledger.contract import Pruned
     from ledger.retention import kept
@@ -81,8 +83,8 @@ def prune(
     if as_json:
         print_json({"dry_run": dry_run, **total})
         return
-    counted = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in total.items())
-    out.print(f"{'would remove' if dry_run else 'removed'} {counted}")
+    told = ", ".join(counted(count, kind.removesuffix("s").replace("_", " ")) for kind, count in total.items())
+    out.print(f"{'would remove' if dry_run else 'removed'} {told}")
 
 
 def _url() -> str:

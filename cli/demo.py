@@ -53,7 +53,7 @@ def demo(
             home=home,
             model={"model_path": model} if model else None,
             api={"port": 0, "auth": "none"},
-            worker={"metrics_port": 0},
+            worker={"metrics_port": 0, "drain_s": 0},
             flower_port=0,
         )
         screen = Screen(quiet=True)
@@ -69,7 +69,7 @@ def demo(
             except KeyboardInterrupt:
                 raise typer.Exit(Exit.INTERRUPTED) from None
             finally:
-                stack.stop()
+                stack.stop(patient=False)
         out.print(_results(jobs, prompts))
         out.print(_summary(jobs))
         if any(job.status.value != "succeeded" for job in jobs):
@@ -129,6 +129,8 @@ def _follow(api_url: str, ids: list[str], timeout_s: float, interrupted: threadi
 
 
 def _results(jobs: list[Job], prompts: dict[str, str]) -> Table:
+    from headrace.counting import counted
+
     from cli.render import durations, status_text
 
     table = Table("", "Prompt and text", "Outcome, tokens, timings", show_lines=True)
@@ -142,7 +144,7 @@ def _results(jobs: list[Job], prompts: dict[str, str]) -> Table:
         facts = [status_text(job)]
         if job.result:
             usage = job.result.usage
-            facts.append(Text(f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out"))
+            facts.append(Text(f"{counted(usage.prompt_tokens, 'token')} in, {usage.completion_tokens} out"))
         if job.timings:
             facts += [Text(line, "dim") for line in durations(job.timings)]
             if job.timings.mean_batch_size:
@@ -152,9 +154,14 @@ def _results(jobs: list[Job], prompts: dict[str, str]) -> Table:
 
 
 def _summary(jobs: list[Job]) -> str:
+    from headrace.counting import counted
+
     tokens = sum(job.result.usage.completion_tokens for job in jobs if job.result)
     began = min(job.created_at for job in jobs)
     ended = max(job.finished_at or job.created_at for job in jobs)
     seconds = max((ended - began).total_seconds(), 1e-3)
     good = sum(job.status.value == "succeeded" for job in jobs)
-    return f"{good} of {len(jobs)} jobs succeeded: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tokens/s"
+    return (
+        f"{good} of {counted(len(jobs), 'job')} succeeded: {counted(tokens, 'token')} in {seconds:.1f} s, "
+        f"{tokens / seconds:.0f} tokens/s"
+    )

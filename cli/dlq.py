@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,6 @@ from cli.output import Exit, Failure, err, out, print_json
 
 if TYPE_CHECKING:
     from headrace import Client
-    from headrace.contract import Job
 
 app = typer.Typer(
     name="dlq",
@@ -105,7 +103,10 @@ def replay(
     """
     with connected(url) as client:
         chosen = _chosen(client, jobs, every, model, tenant, older_than)
-        _report(chosen, client.replay, as_json)
+        if not chosen:
+            _nothing(as_json)
+            return
+        report(*each(chosen, client.replay), as_json)
 
 
 @app.command("purge")
@@ -123,11 +124,22 @@ def purge(
 
     Example: headrace dlq purge --all --older-than 604800 --yes
     """
+    from headrace.counting import counted
+
     with connected(url) as client:
         chosen = _chosen(client, jobs, every, model, tenant, older_than)
-        if chosen and not yes and not typer.confirm(f"delete {len(chosen)} dead letters for good?", err=True):
+        if not chosen:
+            _nothing(as_json)
+            return
+        missing = 0
+        if jobs and not yes:
+            found, missing = each(jobs, client.dead_letter)
+            chosen = [letter.id for letter in found]
+        question = f"delete {counted(len(chosen), 'dead letter')} for good?"
+        if chosen and not yes and not typer.confirm(question, err=True):
             raise typer.Exit(Exit.FAILED)
-        _report(chosen, client.purge, as_json)
+        purged, gone = each(chosen, client.purge)
+        report(purged, missing + gone, as_json)
 
 
 def _chosen(
@@ -147,8 +159,9 @@ def _chosen(
     return [job.id for job in client.dead_letters(model=model, tenant=tenant, older_than_s=older_than)]
 
 
-def _report(chosen: list[str], act: Callable[[str], Job], as_json: bool) -> None:
-    if not chosen and not as_json:
+def _nothing(as_json: bool) -> None:
+    """There is no dead letter that a command could mean."""
+    if as_json:
+        print_json([])
+    else:
         out.print("no dead letters")
-        return
-    report(*each(chosen, act), as_json)

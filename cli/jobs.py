@@ -50,7 +50,7 @@ def connected(url: str | None) -> Iterator[Client]:
 
 
 def _told(error: HeadraceError, address: str) -> Failure:
-    from headrace import ApiError, BadRequest, ConnectionFailed, Forbidden, NotFound, Unauthorized
+    from headrace import ApiError, ConnectionFailed, Forbidden, NotFound, Unauthorized
 
     match error:
         case ConnectionFailed():
@@ -69,10 +69,6 @@ def _told(error: HeadraceError, address: str) -> Failure:
             return Failure(error.message, "set HEADRACE_API_KEY; `headrace keys create` makes a key")
         case Forbidden(code="missing_scope"):
             return Failure(error.message, "`headrace keys create --scope SCOPE` makes a key that has it")
-        case BadRequest(param=str(param)) if not error.message.startswith(param):
-            return Failure(f"{error.message} ({param})", code=Exit.USAGE)
-        case BadRequest():
-            return Failure(error.message, code=Exit.USAGE)
         case ApiError():
             return Failure(error.message)
     return Failure(first_line(error))
@@ -132,10 +128,12 @@ def submit(
     if stream and n > 1:
         raise Failure("--stream prints one text as it comes, so it can't go with --n", "use --wait", Exit.USAGE)
     text = prompt if file is None else _read(file)
+    if not text:
+        raise Failure("the prompt is empty", code=Exit.USAGE)
     messages = None
     if chat:
         messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": text or ""})
+        messages.append({"role": "user", "content": text})
     elif system:
         raise Failure("--system goes with a chat, not with --raw", code=Exit.USAGE)
     given: dict[str, Any] = {
@@ -155,8 +153,10 @@ def submit(
         "tenant": tenant,
     }
     params: Any = {name: value for name, value in given.items() if value is not None} | named_params(param or ())
+    model, bare = model or default_model(), None if chat else text
+    _check(bare, model, messages, params)
     with connected(url) as client:
-        job = client.submit(None if chat else text, model=model or default_model(), messages=messages, **params)
+        job = client.submit(bare, model=model, messages=messages, **params)
         if stream:
             _stream(client, job, timeout)
         elif wait:
@@ -165,6 +165,17 @@ def submit(
             print_json(job.model_dump(mode="json", exclude_none=True))
         else:
             print(job.id)
+
+
+def _check(prompt: str | None, model: str, messages: Any, params: Any) -> None:
+    """Raise Failure for what no server would take: it isn't sent."""
+    from headrace import BadRequest
+    from headrace.params import new_request
+
+    try:
+        new_request(model, prompt, messages, params)
+    except BadRequest as error:
+        raise Failure(error.message, code=Exit.USAGE) from None
 
 
 def _read(file: typer.FileText) -> str:
@@ -288,15 +299,16 @@ def retry(jobs: JobIds, as_json: Json = False, url: Url = None) -> None:
 
 
 def each(jobs: list[str], act: Callable[[str], Job]) -> tuple[list[Job], int]:
-    """Do it to each job: what became of them, and how many it couldn't be done to. Those keep no other from it."""
+    """Do it to each job once: what became of them, and how many it couldn't be done to. Those keep no other from it."""
     from headrace import Conflict, NotFound
 
     done, missed = [], 0
-    for job in jobs:
+    for job in dict.fromkeys(jobs):
         try:
             done.append(act(job))
         except (NotFound, Conflict) as error:
-            err.print(f"{job}: {error.message}", soft_wrap=True, markup=False)
+            told = error.message if job in error.message else f"{job}: {error.message}"
+            err.print(told, soft_wrap=True, markup=False)
             missed += 1
     return done, missed
 

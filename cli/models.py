@@ -122,18 +122,22 @@ def pull_model(settings: Settings, named_by: str = "--model") -> str:
 
     `named_by` is what the command takes another one by.
     """
+    return fetch(settings.model.model_path, settings.cache, f"{named_by} or HEADRACE_MODEL__MODEL_PATH")
+
+
+def fetch(name: str, cache: Path, named_by: str) -> str:
+    """The same for any model."""
     from engine.fake import is_fake
     from engine.model.catalog import ModelNotFound, resolve
     from engine.model.wheel import PullFailed
 
-    name = settings.model.model_path
     if is_fake(name):
         return "made when it is loaded"
     try:
         with _bar(name) as progress:
-            return str(resolve(name, settings.cache, progress).path)
+            return str(resolve(name, cache, progress).path)
     except ModelNotFound as error:
-        raise Failure(str(error), f"name another with {named_by} or HEADRACE_MODEL__MODEL_PATH") from None
+        raise Failure(str(error), f"name another with {named_by}") from None
     except PullFailed as error:
         raise Failure(str(error)) from None
 
@@ -144,15 +148,20 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=err) as progress:
-        tasks: list[TaskID] = []
+    progress = Progress(*columns, console=err)
+    tasks: list[TaskID] = []
 
-        def show(done: int, total: int) -> None:
-            if not tasks:
-                tasks.append(progress.add_task(name, total=total))
-            progress.update(tasks[0], completed=done, total=total)
+    def show(done: int, total: int) -> None:
+        if not tasks:
+            progress.start()
+            tasks.append(progress.add_task(name, total=total))
+        progress.update(tasks[0], completed=done, total=total)
 
+    try:
         yield show
+    finally:
+        if tasks:
+            progress.stop()
 
 
 def register_model(settings: Settings, database_url: str) -> ModelCard:

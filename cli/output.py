@@ -56,6 +56,7 @@ class Group(TyperGroup):
             print_failure(failure)
             raise typer.Exit(failure.code) from None
         except KeyboardInterrupt:
+            err.print("stopped")
             raise typer.Exit(Exit.INTERRUPTED) from None
         except Exception as error:
             failure_ = _known(error)

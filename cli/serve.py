@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cli.models import QUANTIZATION, Quantization
-from cli.output import Failure
+from cli.models import QUANTIZATION, Quantization, fetch, pull_model
+from cli.output import Failure, err
 from cli.params import Adapters, named_paths
 
 if TYPE_CHECKING:
@@ -110,9 +110,35 @@ def worker(
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = settings_with(model=chosen or None)
     require_urls(settings)
+    pull_model(settings)
+    if settings.model.speculative_model is not None:
+        fetch(settings.model.speculative_model, settings.cache, "--speculative-model")
+    _say_where(settings)
     from worker.main import run_worker
 
     run_worker(settings, ("-n", f"{name}@%h") if name else ())
+
+
+def _say_where(settings: Settings) -> None:
+    """Print the broker and the ledger of a worker, and those of a `headrace up` in its home if they are others."""
+    from headrace.urls import masked
+
+    from cli.instance import running
+
+    def place(broker: str, ledger: str) -> str:
+        return f"broker {masked(broker)}, ledger {masked(ledger)}"
+
+    own = place(settings.broker_url, settings.ledger_url)
+    err.print(f"worker of {settings.model.name}: {own}", soft_wrap=True, markup=False)
+    instance = running(settings.home)
+    if instance is not None and (theirs := place(instance.broker_url, instance.database_url)) != own:
+        err.print(
+            f"the `headrace up` in {settings.home} is elsewhere: {theirs}; "
+            "HEADRACE_REDIS_URL and HEADRACE_DATABASE_URL make a worker part of it",
+            style="yellow",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def _must_be_guarded(settings: Settings) -> None:

@@ -57,6 +57,7 @@ def child_environment(settings: Settings, at: Addresses) -> dict[str, str]:
         "HEADRACE_API__PORT": str(at.api_port),
         "HEADRACE_API__AUTH": settings.api.auth,
         "HEADRACE_WORKER__METRICS_PORT": str(at.metrics_port),
+        "HEADRACE_WORKER__DRAIN_S": str(settings.worker.drain_s),
         "PYTHONUNBUFFERED": "1",
     }
     for name, value in settings.model.model_dump(exclude_unset=True, mode="json").items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.contract import JobResult, JobStatus, Timings
+from headrace.counting import counted
 
 
 class Generation:
@@ -22,7 +23,8 @@ class Generation:
         seconds = (self.timings.total_time_ms or 0.0) / 1000
         if self.result.embedding is not None:
             return f"vector of {len(self.result.embedding)} · {seconds:.1f} s"
-        return f"{self.result.usage.completion_tokens} tokens · {self.result.finish_reason} · {seconds:.1f} s"
+        tokens = counted(self.result.usage.completion_tokens, "token")
+        return f"{tokens} · {self.result.finish_reason} · {seconds:.1f} s"
 
     def __json__(self) -> dict[str, Any]:
         return {

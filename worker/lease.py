@@ -25,6 +25,7 @@ import redis
 from celery import bootsteps
 from celery.utils.log import get_logger
 from headrace.contract import utc_now
+from headrace.counting import counted
 from headrace.wire import (
     QUEUE_PREFIX,
     SILENT_S,
@@ -159,7 +160,8 @@ class LeasedQoS(transport.QoS):
             super().restore_unacked(client)  # type: ignore[no-untyped-call]
         except (AttributeError, *self.channel.connection_errors) as exc:
             # A channel that has lost its connection has no client: kombu's error for it is an AttributeError.
-            log.warning("%d messages wait for their visibility timeout: %r", len(self._delivered), exc)
+            held = counted(len(self._delivered), "message comes", "messages come")
+            log.warning("%s back after the visibility timeout: %r", held, exc)
         finally:
             self._delivered.clear()
 
@@ -251,7 +253,7 @@ class JobChannel(transport.Channel):
                 pipe.hdel(self.unacked_key, *tags)
                 pipe.execute()
         except self.connection_errors as exc:
-            log.warning("%d acknowledgements are to be repeated: %r", len(tags), exc)
+            log.warning("to be repeated: %s: %r", counted(len(tags), "acknowledgement"), exc)
             self.behind = True
             return False
         return True

@@ -24,6 +24,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker import state
 from greenlet import GreenletExit
+from headrace.counting import counted
 from kombu.asynchronous import get_event_loop
 
 from engine.request import EngineRequest, RequestOutput
@@ -317,14 +318,14 @@ class EnginePool(BasePool):  # type: ignore[misc]  # Celery has no types
             leaving = state.should_terminate is not None or not self.services.engine.healthy
             if give_up_s is None and (leaving or now >= (self._drain_until_s or 0.0)):
                 give_up_s = now + (PATIENCE_S if self.services.writer.available() else IMPATIENCE_S)
-                log.warning("handing back %d jobs", len(self.slots))
+                log.warning("handing back %s", counted(len(self.slots), "job"))
                 for slot in list(self.slots.values()):
                     self.stop_job(slot, Cause.HAND_BACK, "the worker is leaving")
             if give_up_s is not None and now >= give_up_s:
                 recorded = sum(slot.recorded for slot in self.slots.values())
                 log.error(
-                    "left %d jobs to their leases, and %d to be told by the ledger alone",
-                    len(self.slots) - recorded,
+                    "left %s to the leases, and %d to be told by the ledger alone",
+                    counted(len(self.slots) - recorded, "job"),
                     recorded,
                 )
                 self.slots.clear()

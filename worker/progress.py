@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import redis
 from celery.utils.log import get_logger
 from headrace.contract import JobStatus, TokenLogprob
+from headrace.counting import counted
 from headrace.events import StateEvent, TokenEvent, job_event
 from headrace.wire import progress_key, stream_key
 from pydantic import ValidationError
@@ -135,7 +136,8 @@ class ProgressReader(threading.Thread):
                     pipe.xrange(stream_key(one.job_id) if one.streams else progress_key(one.job_id))
                 (seconds, micros), *streams = pipe.execute()
         except redis.RedisError as exc:
-            log.warning("%d jobs begin anew, their progress can't be read: %s", len(questions), exc)
+            begin = counted(len(questions), "job begins", "jobs begin")
+            log.warning("%s anew, as no progress can be read: %s", begin, exc)
             return [None] * len(questions)
         behind_s = time.monotonic() - (seconds + micros / 1e6)
         return [found_in(_entries(s, behind_s), q.revision) for s, q in zip(streams, questions, strict=True)]

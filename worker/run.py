@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from celery import states
 from celery.utils.log import get_logger
 from headrace.contract import Job, JobStatus, Reason
+from headrace.counting import counted
 from headrace.outcome import celery_outcome
 
 from engine.request import FinishReason, RequestOutput
@@ -150,7 +151,8 @@ def progress_of(slot: Slot, job: ClaimedJob) -> Found | None:
     question = Question(job.lease.job_id, job.request.stream, services.identity.revision_of(job.request))
     found = slot.park(services.progress.read, question)
     if found is not None:
-        log.info("job %s goes on after %d tokens", slot.named, sum(len(one.token_ids) for one in found.progress))
+        tokens = sum(len(one.token_ids) for one in found.progress)
+        log.info("job %s goes on after %s", slot.named, counted(tokens, "token"))
     return found
 
 

@@ -1,1 +1,1 @@
-"""What `headrace doctor` looks at. Each check returns findings and raises nothing."""
+"""What `headrace doctor` looks at. Each check yields findings as it goes, and raises nothing."""

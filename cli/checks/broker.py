@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import redis
+from headrace.counting import counted
 from headrace.urls import BadUrl, masked
 from headrace.wire import QUEUE_PREFIX, VISIBILITY_TIMEOUT_S, WORKER_KEY_PREFIX, celery_config
 
@@ -23,22 +24,21 @@ MAX_CLOCK_OFFSET_S = 2.0
 INSPECT_TIMEOUT_S = 1.0
 
 
-def check_broker(settings: Settings) -> list[Finding]:
+def check_broker(settings: Settings) -> Iterator[Finding]:
     """Everything about the broker; one failure if it can't be reached."""
     try:
         url = settings.broker_url
     except BadUrl as error:
-        return [broker.fail(f"the broker's URL: {error}", "correct HEADRACE_REDIS_URL (or REDIS_URL)")]
+        yield broker.fail(f"the broker's URL: {error}", "correct HEADRACE_REDIS_URL (or REDIS_URL)")
+        return
     try:
         with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3, decode_responses=True) as client:
-            return list(_findings(client, url, signs=settings.signing_secret is not None))
+            yield from _findings(client, url, signs=settings.signing_secret is not None)
     except (redis.RedisError, ValueError) as error:
-        return [
-            broker.fail(
-                f"no broker answers at {masked(url)}: {first_line(error)}",
-                "start it, or set HEADRACE_REDIS_URL (or REDIS_URL); `headrace up` brings its own",
-            )
-        ]
+        yield broker.fail(
+            f"no broker answers at {masked(url)}: {first_line(error)}",
+            "start it, or set HEADRACE_REDIS_URL (or REDIS_URL); `headrace up` brings its own",
+        )
 
 
 def _findings(client: redis.Redis, url: str, signs: bool) -> Iterator[Finding]:
@@ -210,6 +210,7 @@ def _unserved(client: redis.Redis, served: set[str]) -> Iterator[Finding]:
         waiting[key.removeprefix(QUEUE_PREFIX).partition("\x06\x16")[0]] += client.llen(key)
     for model in sorted(waiting.keys() - served):
         yield broker.warn(
-            f"{waiting[model]} messages wait for the model {model!r}, and no worker holds it",
+            f"{counted(waiting[model], 'message waits', 'messages wait')} for the model {model!r}, "
+            "and no worker holds it",
             f"start one: `headrace worker --model {model}`; or correct the producer's model and queue",
         )

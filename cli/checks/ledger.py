@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.contract import JobStatus, Reason
+from headrace.counting import counted
 from headrace.urls import masked
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,24 +28,24 @@ MOST_LETTERS = 100
 """Dead letters that are counted."""
 
 
-def check_ledger(settings: Settings) -> list[Finding]:
+def check_ledger(settings: Settings) -> Iterator[Finding]:
     """Everything about the database; one failure if it can't be reached."""
     try:
         url = ledger_url(settings)
     except Failure as failure:
-        return [ledger.fail(failure.message, failure.hint or "")]
+        yield ledger.fail(failure.message, failure.hint or "")
+        return
     file = parse(url)
     if file.get_backend_name() == "sqlite" and not Path(str(file.database)).exists():  # connecting would make it
-        return [ledger.fail(f"there is no database at {masked(url)} yet", "run `headrace db upgrade`")]
+        yield ledger.fail(f"there is no database at {masked(url)} yet", "run `headrace db upgrade`")
+        return
     try:
-        return list(_findings(url))
+        yield from _findings(url)
     except (LedgerUnavailable, SQLAlchemyError) as error:
-        return [
-            ledger.fail(
-                f"the database at {masked(url)} can't be used: {first_line(error)}",
-                "start it, or set HEADRACE_DATABASE_URL (or DATABASE_URL)",
-            )
-        ]
+        yield ledger.fail(
+            f"the database at {masked(url)} can't be used: {first_line(error)}",
+            "start it, or set HEADRACE_DATABASE_URL (or DATABASE_URL)",
+        )
 
 
 def _findings(url: str) -> Iterator[Finding]:
@@ -67,7 +68,7 @@ def _findings(url: str) -> Iterator[Finding]:
         counts = database.counts()
         dead = sum(by_status.get(JobStatus.FAILED, 0) for by_status in counts.values())
         jobs = sum(sum(by_status.values()) for by_status in counts.values())
-        yield ledger.ok(f"{jobs} jobs on record, {dead} of them failed")
+        yield ledger.ok(f"{counted(jobs, 'job')} on record, {dead} failed")
         yield _leases(database)
         yield _dead_letters(database)
         models = sorted(database.models())
@@ -87,7 +88,8 @@ def _leases(database: Ledger) -> Finding:
     if not stale:
         return ledger.ok("no lease has run out unnoticed")
     return ledger.warn(
-        f"{stale} running jobs have had no worker for more than {STALE_S:g} s, and nobody queued them again",
+        f"{counted(stale, 'running job has', 'running jobs have')} had no worker for more than {STALE_S:g} s, "
+        "and nobody looks after such jobs",
         "no relay runs: start the API or a worker, and look at their logs",
     )
 
@@ -104,7 +106,7 @@ def _dead_letters(database: Ledger) -> Finding:
     )
 
 
-def check_spool(settings: Settings) -> list[Finding]:
+def check_spool(settings: Settings) -> Iterator[Finding]:
     """Outcomes on this host's disk that the database hasn't got."""
     files = list((settings.home / "spool").glob("*.jsonl"))
     outcomes = 0
@@ -112,13 +114,12 @@ def check_spool(settings: Settings) -> list[Finding]:
         with suppress(OSError):
             outcomes += file.read_bytes().count(b"\n")
     if not outcomes:
-        return [ledger.ok("no outcome waits on this host's disk")]
-    return [
-        ledger.warn(
-            f"{outcomes} outcomes wait in {settings.home / 'spool'} for the database",
+        yield ledger.ok("no outcome waits on this host's disk")
+    else:
+        yield ledger.warn(
+            f"{counted(outcomes, 'outcome waits', 'outcomes wait')} in {settings.home / 'spool'} for the database",
             "bring it back and keep a worker running here with this home: it writes them by itself",
         )
-    ]
 
 
 def _encryption(url: str) -> Iterator[Finding]:

@@ -26,18 +26,15 @@ machine = Reporter("machine")
 MIN_OPEN_FILES = 4096
 
 
-def check_machine(settings: Settings) -> list[Finding]:
-    return [
-        machine.ok(f"Python {sys.version.split()[0]}"),
-        _name_clash(),
-        _compiler(),
-        _library(),
-        *(machine.warn(stray.message, stray.advice) for stray in strays()),
-        _gpu(),
-        *_environment(),
-        *_limits(),
-        *_ports(settings),
-    ]
+def check_machine(settings: Settings) -> Iterator[Finding]:
+    yield machine.ok(f"Python {sys.version.split()[0]}")
+    for check in (_name_clash, _compiler, _library, _gpu):
+        yield check()
+    for stray in strays():
+        yield machine.warn(stray.message, stray.advice)
+    yield from _environment()
+    yield from _limits()
+    yield from _ports(settings)
 
 
 def _name_clash() -> Finding:

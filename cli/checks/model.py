@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from cli.checks.finding import Finding, Reporter
@@ -14,9 +15,11 @@ from settings import Settings
 model = Reporter("model")
 
 
-def check_model(settings: Settings) -> list[Finding]:
+def check_model(settings: Settings) -> Iterator[Finding]:
     """Whether a worker could load the model without fetching it, and whether its adapters are there."""
-    return [*_check_files(settings), *(_adapter(name, path) for name, path in settings.model.adapters.items())]
+    yield _check_files(settings)
+    for name, path in settings.model.adapters.items():
+        yield _adapter(name, path)
 
 
 def _adapter(name: str, path: Path) -> Finding:
@@ -27,21 +30,19 @@ def _adapter(name: str, path: Path) -> Finding:
     return model.ok(f"adapter {name} is in {path}")
 
 
-def _check_files(settings: Settings) -> list[Finding]:
+def _check_files(settings: Settings) -> Finding:
     name = settings.model.model_path
     if is_fake(name):
-        return [model.ok(f"{name}: no weights needed")]
+        return model.ok(f"{name}: no weights needed")
     if name in CATALOG:
-        return [_catalogued(name, settings.cache)]
+        return _catalogued(name, settings.cache)
     if Path(name).exists():
-        return [model.ok(f"{name} is there")]
+        return model.ok(f"{name} is there")
     if HUB_ID.match(name):
-        return [
-            model.warn(f"{name} is a hub id; a worker fetches it when it starts", "fetch it now: headrace models pull")
-        ]
-    return [
-        model.fail(f"there is no model {name}", f"name one of {', '.join(CATALOG)}, a path, or a hub id (org/name)")
-    ]
+        return model.warn(
+            f"{name} is a hub id; a worker fetches it when it starts", "fetch it now: headrace models pull"
+        )
+    return model.fail(f"there is no model {name}", f"name one of {', '.join(CATALOG)}, a path, or a hub id (org/name)")
 
 
 def _catalogued(name: str, cache: Path) -> Finding:

@@ -125,14 +125,17 @@ class JobFailed(HeadraceError):
 
 
 class JobTimeout(HeadraceError, TimeoutError):
-    """The job had not ended in time. It goes on; `job` is its last known state, if there was one."""
+    """The job had not ended in time. It goes on; `job` is its last known state, if there was one, and `hint` what may
+    keep it."""
 
-    def __init__(self, job_id: str, timeout_s: float, job: Job | None = None) -> None:
-        super().__init__(job_id, timeout_s, job)
+    def __init__(self, job_id: str, timeout_s: float, job: Job | None = None, hint: str | None = None) -> None:
+        super().__init__(job_id, timeout_s, job, hint)
         self.job_id = job_id
         self.timeout_s = timeout_s
         self.job = job
+        self.hint = hint
 
     def __str__(self) -> str:
         seen = f" (it is {self.job.status})" if self.job else ""
-        return f"job {self.job_id} had not ended after {round(self.timeout_s, 1):g} s{seen}"
+        why = f"; {self.hint}" if self.hint else ""
+        return f"job {self.job_id} had not ended after {round(self.timeout_s, 1):g} s{seen}{why}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
@@ -14,14 +15,15 @@ from typing import Any, Self, Unpack
 from pydantic import TypeAdapter, ValidationError
 
 from headrace.contract import Job, JobId, JobRequest, JobStatus, job_kwargs, new_job_id, utc_now
-from headrace.errors import ConnectionFailed, JobFailed, TooManyRequests
+from headrace.counting import counted
+from headrace.errors import ConnectionFailed, JobFailed, JobTimeout, TooManyRequests
 from headrace.outcome import job_of_outcome
 from headrace.params import JobParams, Messages, Prompt, new_request
 from headrace.publication import JobMessage, publish
 from headrace.tracing import current
 from headrace.validation import invalid
 from headrace.waits import Backoff, Deadline, patience
-from headrace.wire import celery_config, queue_keys
+from headrace.wire import WORKER_KEY_PREFIX, celery_config, queue_keys
 
 CONNECT_TIMEOUT_S = 5.0
 POLL_S = 5.0
@@ -144,7 +146,11 @@ class Producer:
         **params: Unpack[JobParams],
     ) -> Job:
         """Submit and wait; raises JobFailed unless the job succeeded."""
-        job = self.wait(self.submit(prompt, model=model, messages=messages, **params), timeout)
+        job_id = self.submit(prompt, model=model, messages=messages, **params)
+        try:
+            job = self.wait(job_id, timeout)
+        except JobTimeout as late:
+            raise JobTimeout(job_id, late.timeout_s, hint=self._obstacle(model)) from None
         if job.status is not JobStatus.SUCCEEDED:
             raise JobFailed(job)
         return job
@@ -170,7 +176,8 @@ class Producer:
         while (waiting := self._waiting(request.model)) >= self._max_queued:
             if deadline is None or deadline.left_s() <= DEPTH_S:
                 raise TooManyRequests(
-                    f"the queue of {request.model!r} is full: {waiting} messages wait, of at most {self._max_queued}",
+                    f"the queue of {request.model!r} is full: {counted(waiting, 'message waits', 'messages wait')}, "
+                    f"of at most {self._max_queued}",
                     type="rate_limit_error",
                     code="queue_full",
                     status=429,
@@ -188,6 +195,18 @@ class Producer:
                 depth = self._depths[model] = _Depth(sum(pipe.execute()), time.monotonic() + DEPTH_S)
         depth.waiting += 1
         return depth.waiting - 1
+
+    def _obstacle(self, model: str) -> str | None:
+        """Why no job of the model's can end now, as far as the broker tells."""
+        try:
+            with _broker_errors("look for workers"):
+                keys = list(self._redis.scan_iter(f"{WORKER_KEY_PREFIX}*", count=1000))
+                seen = self._redis.mget(keys) if keys else []
+        except ConnectionFailed:
+            return None
+        if any(json.loads(value).get("model") == model for value in seen if value):
+            return None
+        return f"no worker takes jobs for the model {model!r}: `headrace doctor` tells more"
 
     def _await_outcome(self, job_id: str, deadline: Deadline) -> Job | None:
         """The outcome if it is there; else listen for its publication, for `POLL_S` at most; None if it hasn't come."""

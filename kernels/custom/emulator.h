@@ -16,9 +16,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <ucontext.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,6 +27,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "guarded.h"
 
 #undef __global__
 #undef __device__
@@ -54,12 +54,6 @@ namespace headrace {
 
 constexpr int kWarp = 32;
 constexpr int kMostThreads = 1024;
-constexpr size_t kGuardBytes = size_t{64} << 20;
-constexpr size_t kStackBytes = size_t{256} << 10;
-constexpr size_t kStackGuardBytes = size_t{16} << 20;
-constexpr size_t kAlignment = 16;
-constexpr unsigned char kCanary = 0xA5;
-constexpr unsigned char kUnwritten = 0xFF;  // a NaN in every float type
 
 struct Index {
   unsigned x = 0, y = 0, z = 0;
@@ -79,77 +73,6 @@ struct Tensor {
   void* data;
   int64_t bytes;
   int32_t read_only;
-};
-
-// Memory between two stretches that can't be touched.
-class Guarded {
- public:
-  explicit Guarded(size_t bytes) : bytes_(bytes) {
-    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    room_ = std::max((bytes + kAlignment + page - 1) / page * page, page);
-    void* base = mmap(nullptr, room_ + 2 * kGuardBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) return;
-    base_ = static_cast<unsigned char*>(base);
-    if (mprotect(base_ + kGuardBytes, room_, PROT_READ | PROT_WRITE) != 0) return;
-    data_ = base_ + kGuardBytes + (room_ - bytes) / kAlignment * kAlignment;  // its end as near to the guard as can be
-  }
-  ~Guarded() {
-    if (base_ != nullptr) munmap(base_, room_ + 2 * kGuardBytes);
-  }
-  Guarded(const Guarded&) = delete;
-  Guarded& operator=(const Guarded&) = delete;
-
-  bool ok() const { return data_ != nullptr; }
-  unsigned char* data() const { return data_; }
-  bool holds(const void* address) const {
-    return address >= base_ && address < base_ + room_ + 2 * kGuardBytes;
-  }
-  int64_t offset(const void* address) const { return static_cast<const unsigned char*>(address) - data_; }
-  void fill(unsigned char around, unsigned char inside) {
-    std::memset(base_ + kGuardBytes, around, room_);
-    std::memset(data_, inside, bytes_);
-  }
-  bool forbid_writes() { return mprotect(base_ + kGuardBytes, room_, PROT_READ) == 0; }
-  // The offset of the nearest byte beside the data that was written; 0 if none was (the data's own is never looked at).
-  int64_t overwritten() const {
-    const unsigned char* first = base_ + kGuardBytes;
-    for (const unsigned char* at = data_ + bytes_; at < first + room_; at++)
-      if (*at != kCanary) return at - data_;
-    for (const unsigned char* at = data_ - 1; at >= first; at--)
-      if (*at != kCanary) return at - data_;
-    return 0;
-  }
-
- private:
-  size_t bytes_, room_ = 0;
-  unsigned char* base_ = nullptr;
-  unsigned char* data_ = nullptr;
-};
-
-// A thread's local variables; what needs more runs into the guard below it.
-class Stack {
- public:
-  Stack() {
-    void* guard = mmap(nullptr, kStackGuardBytes + kStackBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
-    if (guard == MAP_FAILED) return;
-    guard_ = static_cast<char*>(guard);
-    if (mprotect(guard_ + kStackGuardBytes, kStackBytes, PROT_READ | PROT_WRITE) != 0) return;
-    base_ = guard_ + kStackGuardBytes;
-  }
-  ~Stack() {
-    if (guard_ != nullptr) munmap(guard_, kStackGuardBytes + kStackBytes);
-  }
-  Stack(const Stack&) = delete;
-  Stack& operator=(const Stack&) = delete;
-  void* base() const { return base_; }
-  bool holds(const void* address) const {
-    return address >= guard_ && address < guard_ + kStackGuardBytes + kStackBytes;
-  }
-
- private:
-  char* guard_ = nullptr;
-  char* base_ = nullptr;
 };
 
 struct Fiber {

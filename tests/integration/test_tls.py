@@ -81,7 +81,7 @@ def test_a_job_goes_its_whole_way_over_tls(
             assert client.get(job).status is JobStatus.SUCCEEDED
         with Producer(settings.broker_url) as producer:
             assert producer.run("hello", model=MODEL, max_tokens=3, timeout=20).result
-        findings = check_broker(settings)
+        findings = list(check_broker(settings))
         assert not [finding for finding in findings if finding.level is Level.FAIL]
         assert worker.stop() == 0
         assert "insecure" not in worker.log.lower()

@@ -50,10 +50,10 @@ def run(url: str, *arguments: str) -> Any:
 def test_a_job_that_is_not_there_keeps_no_other_from_its_end_or_its_retry(client: Client, server: ApiServer) -> None:
     first, last = (client.submit("hello", model="bytes", max_tokens=4).id for _ in range(2))
     for action, after in (("cancel", JobStatus.CANCELLED), ("retry", JobStatus.QUEUED)):
-        done = run(server.url, action, first, "nope", last)
+        done = run(server.url, action, first, "nope", last, first)
         assert done.exit_code == 1
         assert [line.split()[0] for line in done.stdout.splitlines()] == [first, last]
-        assert done.stderr == "nope: there is no job 'nope'\n"
+        assert done.stderr == "there is no job 'nope'\n"
         assert [client.get(job).status for job in (first, last)] == [after, after]
 
 
@@ -61,6 +61,12 @@ def test_a_wrong_parameter_is_named_once(server: ApiServer) -> None:
     refused = run(server.url, "submit", "hello", "--model", "bytes", "--param", "logprob=1")
     assert refused.exit_code == 2
     assert refused.stderr == "error: logprob: unknown field\n"
+
+
+def test_what_the_server_refuses_is_no_wrong_usage(server: ApiServer) -> None:
+    refused = run(server.url, "submit", "word " * 5000, "--model", "bytes")
+    assert refused.exit_code == 1
+    assert refused.stderr.endswith("it and its output must fit into a context of 64\n")
 
 
 def test_a_server_that_is_no_headrace_is_told_as_that(stranger: str) -> None:

@@ -95,6 +95,8 @@ def test_no_other_job_is_a_dead_letter(client: Client, server: ApiServer) -> Non
         assert refused.value.code == "not_a_dead_letter"
     assert "is no dead letter: it is queued" in run(server, "show", job.id).stderr
     assert client.get(job).status is JobStatus.QUEUED
+    client.cancel(job)
+    assert "is no dead letter: it is cancelled\n" in run(server, "show", job.id).stderr
     assert httpx.get(f"{server.url}/v1/dead-letters?older_than_s=-1").status_code == 400
 
 
@@ -129,5 +131,14 @@ def test_one_that_is_not_there_keeps_no_other_from_its_replay(
 ) -> None:
     done = run(server, "replay", letters[0], "nope", letters[1])
     assert done.exit_code == 1
-    assert "nope: there is no job 'nope'" in done.stderr
+    assert "there is no job 'nope'" in done.stderr
     assert all(client.get(letter).status is JobStatus.QUEUED for letter in letters)
+
+
+def test_only_those_that_are_there_are_asked_about(server: ApiServer, letters: list[str], client: Client) -> None:
+    nobody = run(server, "purge", "nope")
+    assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (1, "", "there is no job 'nope'\n")
+    one = run(server, "purge", "nope", letters[0], letters[0], input="y\n")
+    assert one.exit_code == 1
+    assert one.stderr.startswith("there is no job 'nope'\ndelete 1 dead letter for good? [y/N]:")
+    assert [job.id for job in client.dead_letters()] == letters[1:]

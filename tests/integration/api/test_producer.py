@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import celery
 import pytest
+import redis
 from celery.signals import before_task_publish
 from headrace import (
     BadRequest,
@@ -26,7 +28,7 @@ from headrace import (
 )
 from headrace.contract import JobError, JobRequest, JobResult, Reason
 from headrace.outcome import celery_outcome
-from headrace.wire import celery_config, queue_name
+from headrace.wire import celery_config, queue_name, worker_key
 
 from tests.conftest import Broker, free_port
 
@@ -264,8 +266,6 @@ def test_wait_survives_a_broker_that_goes_and_comes_back(broker: Broker) -> None
 
 def test_the_broker_is_left_clean_by_submissions_that_nobody_waits_for(producer: Producer, broker_url: str) -> None:
     """Learned from celery 3808: a producer that never reads results must not pile up subscriptions."""
-    import redis
-
     for _ in range(20):
         producer.submit("x", model="m")
     with redis.Redis.from_url(broker_url) as client:
@@ -285,3 +285,14 @@ def test_a_producer_holds_back_while_the_queue_is_full(broker_url: str, queue: Q
         taker.start()
         producer.submit("x", model="m", ttl_s=30)
         taker.join()
+
+
+def test_a_job_that_nobody_takes_is_told_with_what_keeps_it(producer: Producer, broker_url: str) -> None:
+    with pytest.raises(JobTimeout) as late:
+        producer.run("x", model="mistyped", timeout=0.1)
+    assert str(late.value).endswith("; no worker takes jobs for the model 'mistyped': `headrace doctor` tells more")
+    assert str(pickle.loads(pickle.dumps(late.value))) == str(late.value)
+    with redis.Redis.from_url(broker_url) as client:
+        client.set(worker_key("w@here"), '{"model": "busy"}')
+    with pytest.raises(JobTimeout, match=r"had not ended after 0\.1 s$"):
+        producer.run("x", model="busy", timeout=0.1)

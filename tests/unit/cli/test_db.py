@@ -67,7 +67,7 @@ def test_prune_says_what_it_would_remove_and_removes_it(url: str) -> None:
     dry = json.loads(runner.invoke(app, ["db", "prune", "--dry-run", "--json"]).output)
     assert dry == {"dry_run": True, "jobs": 1, "dead_letters": 0, "keys": 0, "revocations": 0}
     assert ledger.get(job.id) is not None
-    assert "removed 1 jobs" in runner.invoke(app, ["db", "prune"]).output
+    assert "removed 1 job, 0 dead letters, 0 keys" in runner.invoke(app, ["db", "prune"]).output
     assert ledger.get(job.id) is None
     assert ledger.get(kept.id) is not None
     ledger.close()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -34,7 +39,7 @@ def _fresh_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get_settings.cache_clear()
 
 
-def find(findings: list[Finding], text: str) -> Finding:
+def find(findings: Iterable[Finding], text: str) -> Finding:
     """The one finding whose message holds a text."""
     (found,) = [finding for finding in findings if text in finding.message]
     assert (found.advice is None) == (found.level is Level.OK)
@@ -44,7 +49,7 @@ def find(findings: list[Finding], text: str) -> Finding:
 def test_a_good_broker_has_nothing_wrong(broker_url: str) -> None:
     with redis.Redis.from_url(broker_url) as client:
         client.set(worker_key("w@here"), "{}")
-    findings = check_broker(Settings(redis_url=broker_url))
+    findings = list(check_broker(Settings(redis_url=broker_url)))
     assert {finding.level for finding in findings} == {Level.OK}
     assert find(findings, "noeviction")
     assert find(findings, "append-only file")
@@ -131,7 +136,7 @@ def test_leases_that_nobody_reaps_are_a_warning(database_url: str) -> None:
     ledger = Ledger(database_url)
     job = ledger.submit(JobRequest(model="m", prompt="x")).job
     ledger.claim([Claim(job.id)], "w", -60)
-    assert find(check_ledger(Settings(database_url=database_url)), "1 running jobs").level is Level.WARN
+    assert find(check_ledger(Settings(database_url=database_url)), "1 running job has had").level is Level.WARN
     ledger.reap()
     ledger.close()
     assert find(check_ledger(Settings(database_url=database_url)), "run out unnoticed").level is Level.OK
@@ -160,7 +165,7 @@ def test_outcomes_that_wait_in_the_spool_are_a_warning(tmp_path: Path) -> None:
 
 def test_a_good_ledger_has_no_failure(database_url: str) -> None:
     migrate.upgrade(database_url)
-    findings = check_ledger(Settings(database_url=database_url))
+    findings = list(check_ledger(Settings(database_url=database_url)))
     assert find(findings, "at revision").level is Level.OK
     assert find(findings, "clock of the database").level is Level.OK
     assert find(findings, "0 jobs on record").level is Level.OK
@@ -215,6 +220,26 @@ def test_the_command_fails_with_what_fails(monkeypatch: pytest.MonkeyPatch, tmp_
     good = CliRunner().invoke(app, ["doctor"])
     assert good.exit_code == 0, good.output
     assert "→" in good.output
+    assert "\nok    model    fake: no weights needed\n" in good.output
+
+
+def test_a_finding_is_printed_before_the_next_check() -> None:
+    """With a broker that takes connections and says nothing, what was found before is there."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        doctor = subprocess.Popen(
+            [sys.executable, "-m", "cli", "doctor"],
+            env={**os.environ, "HEADRACE_REDIS_URL": url, "HEADRACE_MODEL__MODEL_PATH": "fake"},
+            cwd=Path(__file__).parents[3],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert doctor.stdout is not None
+        with doctor.stdout as lines, silent.accept()[0]:
+            assert next(line for line in lines if " model " in line).endswith("fake: no weights needed\n")
+            assert doctor.poll() is None
+            doctor.kill()
+        doctor.wait()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +307,7 @@ def test_a_port_of_our_own_service_is_well() -> None:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         port = server.server_port
-        findings = check_machine(Settings(api={"port": port}, flower_port=port))
+        findings = list(check_machine(Settings(api={"port": port}, flower_port=port)))
         server.shutdown()
         thread.join()
     assert find(findings, f"port {port} (API) has its service").level is Level.OK

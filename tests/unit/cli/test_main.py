@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cli.instance import Instance, sole
 from cli.main import app
 from cli.output import Exit
 from settings import Settings, get_settings
@@ -144,6 +146,8 @@ def test_no_server_is_told_in_two_lines(monkeypatch: pytest.MonkeyPatch) -> None
     "arguments",
     [
         ["submit"],
+        ["submit", ""],
+        ["submit", "", "--raw"],
         ["submit", "a", "--file", "-"],
         ["submit", "a", "--stream", "--json"],
         ["submit", "a", "--raw", "--system", "b"],
@@ -337,3 +341,49 @@ def test_config_for_a_program_has_one_line_for_each_setting(monkeypatch: pytest.
     lines = runner.invoke(app, ["config"]).stdout.splitlines()
     assert all(line.startswith("HEADRACE_") for line in lines)
     assert any(line.split()[:2] == ["HEADRACE_MODEL__TENSOR_PARALLEL_SIZE", "1"] for line in lines)
+
+
+def test_a_worker_of_a_model_that_is_not_there_says_that_alone() -> None:
+    for named in (["nonsense"], ["/nowhere/x.gguf"], ["fake", "--speculative-model", "nonsense"]):
+        result = runner.invoke(app, ["worker", "--model", *named])
+        assert result.exit_code == Exit.FAILED
+        first, second = result.stderr.splitlines()
+        assert first.startswith(f"error: No model '{named[-1]}'")
+        assert second.startswith("hint:")
+
+
+def test_a_worker_says_where_it_works_and_that_an_instance_is_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://:secret@broker:6379/0")
+    monkeypatch.setattr("worker.main.run_worker", lambda settings, extra: None)
+    own = f"broker redis://:***@broker:6379/0, ledger sqlite:///{tmp_path}/headrace.sqlite3"
+    told = runner.invoke(app, ["worker", "--model", "fake"]).stderr
+    assert told == f"worker of fake: {own}\n"
+    with sole(tmp_path):
+        up = Instance("http://127.0.0.1:1", None, "redis://127.0.0.1:7/0", "sqlite:////x.sqlite3", "fake", 1)
+        up.write(tmp_path)
+        told = runner.invoke(app, ["worker", "--model", "fake"]).stderr
+        assert told.startswith(f"worker of fake: {own}\n")
+        assert "is elsewhere: broker redis://127.0.0.1:7/0, ledger sqlite:////x.sqlite3;" in told
+        monkeypatch.setenv("HEADRACE_REDIS_URL", up.broker_url)
+        monkeypatch.setenv("HEADRACE_DATABASE_URL", up.database_url)
+        get_settings.cache_clear()
+        assert "elsewhere" not in runner.invoke(app, ["worker", "--model", "fake"]).stderr
+
+
+def test_ctrl_c_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        asking = subprocess.Popen(
+            [sys.executable, "-m", "cli", "jobs", "--url", url],
+            cwd=Path(__file__).parents[3],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with silent.accept()[0] as connection:
+            connection.recv(1)
+            asking.send_signal(signal.SIGINT)
+            _, told = asking.communicate(timeout=30)
+    assert (asking.returncode, told) == (Exit.INTERRUPTED, "stopped\n")

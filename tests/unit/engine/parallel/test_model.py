@@ -29,7 +29,7 @@ from engine.roster import ENGINE_ERROR
 from engine.thread import EngineThread
 from tests.unit.engine.model.random_models import save_random_model
 from tests.unit.engine.stepping import prompts
-from tests.unit.engine.test_thread import Recorder
+from tests.unit.engine.thread.recorder import Recorder
 
 CONFIG: dict[str, Any] = {
     "dtype": "float32",

@@ -1,94 +1,23 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from headrace.contract import Reason
-from llguidance import LLMatcher
 
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.contract import EngineHost
 from engine.fake import FakeModel
-from engine.grammar import Grammars
 from engine.memory.budget import NoRoom
 from engine.request import EngineRequest, FinishReason, RequestOutput, SamplingParams, TokenDelta
 from engine.thread import EngineThread
 from kernels.sampling import Sampled
-from text.grammar import Grammar
-
-
-class Recorder:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.order: list[tuple[str, str]] = []
-        self.texts: dict[str, str] = {}
-        self.outputs: dict[str, RequestOutput] = {}
-        self.threads: set[str] = set()
-        self._changed = threading.Condition()
-
-    def on_admitted(self, request_id: str, admitted_s: float) -> None:
-        self._note("admitted", request_id)
-
-    def on_tokens(self, deltas: Sequence[TokenDelta]) -> None:
-        for delta in deltas:
-            self.texts[delta.request_id] = self.texts.get(delta.request_id, "") + delta.text
-            self._note("tokens", delta.request_id)
-
-    def on_finished(self, outputs: Sequence[RequestOutput]) -> None:
-        for output in outputs:
-            assert output.request_id not in self.outputs
-            self.outputs[output.request_id] = output
-            self._note("finished", output.request_id)
-
-    def _note(self, event: str, request_id: str) -> None:
-        with self._changed:
-            self.threads.add(threading.current_thread().name)
-            self.order.append((event, request_id))
-            self._changed.notify_all()
-
-    def wait(self, reached: Callable[[], bool], timeout_s: float = 20) -> None:
-        with self._changed:
-            assert self._changed.wait_for(reached, timeout_s), f"seen so far: {self.order[-20:]}"
-
-    def wait_for(self, *ids: str) -> list[RequestOutput]:
-        self.wait(lambda: set(ids) <= set(self.outputs))
-        return [self.outputs[request_id] for request_id in ids]
-
-    def wait_tokens(self, request_id: str) -> None:
-        self.wait(lambda: ("tokens", request_id) in self.order)
-
-
-def request(id: str, prompt: str = "a prompt", max_tokens: int = 6, **fields: Any) -> EngineRequest:  # noqa: A002
-    return EngineRequest(id, SamplingParams(max_tokens=max_tokens), prompt=prompt, **fields)
-
-
-@pytest.fixture
-def recorder() -> Recorder:
-    return Recorder()
-
-
-@pytest.fixture
-def make(recorder: Recorder) -> Iterator[Callable[..., EngineThread]]:
-    made: list[EngineThread] = []
-
-    def make(model: FakeModel | None = None, **config: Any) -> EngineThread:
-        made.append(EngineThread(model or FakeModel(), EngineConfig("fake", **config), recorder))
-        made[-1].start()
-        return made[-1]
-
-    yield make
-    for host in made:
-        host.stop()
-
-
-Make = Callable[..., EngineThread]
+from tests.unit.engine.thread.recorder import Make, Recorder, request
 
 
 def test_a_request_is_admitted_streamed_and_finished_in_that_order(make: Make, recorder: Recorder) -> None:
@@ -411,104 +340,3 @@ class TestMemory:
         recorder.wait_for("a")
         host.stop()
         assert host.sleep().done()
-
-
-def constrained(id: str, regex: str = "[0-9]{3}") -> EngineRequest:  # noqa: A002
-    return EngineRequest(id, SamplingParams(max_tokens=6, guided_regex=regex), prompt="a prompt")
-
-
-class Gate:
-    """Compilers wait until it is open."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Semaphore(0)
-        self.open = threading.Event()
-
-    def pass_through(self) -> None:
-        self.reached.release()
-        assert self.open.wait(60)
-
-
-class TestCompiling:
-    """Only requests that need a grammar compiled wait for a compiler."""
-
-    @pytest.fixture
-    def gate(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-        gate, compile_ = Gate(), Grammars._compile
-
-        def compile_behind_it(grammars: Grammars, grammar: Grammar) -> LLMatcher:
-            gate.pass_through()
-            return compile_(grammars, grammar)
-
-        monkeypatch.setattr(Grammars, "_compile", compile_behind_it)
-        yield gate
-        gate.open.set()
-
-    def test_a_plain_request_overtakes_one_whose_grammar_is_compiled(
-        self, gate: Gate, make: Make, recorder: Recorder
-    ) -> None:
-        host = make()
-        host.submit(constrained("slow"))
-        assert gate.reached.acquire(timeout=20)
-        host.submit(request("plain"))
-        recorder.wait_for("plain")
-        assert host.stats().waiting == 1
-        gate.open.set()
-        [slow] = recorder.wait_for("slow")
-        assert re.fullmatch("[0-9]{3}", slow.text)
-        order = [event for event in recorder.order if event[0] != "tokens"]
-        assert order == [(event, name) for name in ("plain", "slow") for event in ("admitted", "finished")]
-        host.check()
-
-    def test_so_does_one_whose_grammar_is_known(self, gate: Gate, make: Make, recorder: Recorder) -> None:
-        host = make()
-        gate.open.set()
-        host.submit(constrained("first", "[a-z]{3}"))
-        recorder.wait_for("first")
-        gate.open.clear()
-        host.submit(constrained("slow"))
-        host.submit(constrained("known", "[a-z]{3}"))
-        [known] = recorder.wait_for("known")
-        assert re.fullmatch("[a-z]{3}", known.text)
-        assert "slow" not in recorder.outputs
-        gate.open.set()
-        recorder.wait_for("slow")
-
-    def test_an_abort_is_told_at_once_and_its_id_may_come_again(
-        self, gate: Gate, make: Make, recorder: Recorder
-    ) -> None:
-        host = make()
-        host.submit(constrained("a"))
-        assert gate.reached.acquire(timeout=20)
-        host.abort("a")
-        [aborted] = recorder.wait_for("a")
-        assert aborted.finish_reason is FinishReason.ABORT
-        recorder.outputs.clear()
-        host.submit(constrained("a", "[a-z]{3}"))
-        host.submit(constrained("b", "[x-z]{3}"))
-        host.abort("b")
-        recorder.wait_for("b")
-        gate.open.set()
-        [output] = recorder.wait_for("a")
-        assert re.fullmatch("[a-z]{3}", output.text)
-        assert host.stats().requests_finished == {"abort": 2, "stop": 1}
-        host.check()
-
-    def test_a_stop_aborts_what_waits_for_it(self, gate: Gate, make: Make, recorder: Recorder) -> None:
-        host = make()
-        for name in ("compiled", "waits"):
-            host.submit(constrained(name))
-        assert gate.reached.acquire(timeout=20)
-        stopping = threading.Thread(target=host.stop)
-        stopping.start()
-        assert {output.finish_reason for output in recorder.wait_for("compiled", "waits")} == {FinishReason.ABORT}
-        gate.open.set()
-        stopping.join(20)
-        assert not stopping.is_alive()
-
-    def test_a_grammar_without_a_meaning_is_refused(self, make: Make, recorder: Recorder) -> None:
-        host = make()
-        host.submit(constrained("bad", "("))
-        [output] = recorder.wait_for("bad")
-        assert (output.finish_reason, output.error_code) == (FinishReason.ERROR, Reason.INVALID_REQUEST)
-        assert "guided_regex" in (output.error or "")
