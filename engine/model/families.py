@@ -1,7 +1,7 @@
 """The families of models, as Hugging Face configurations describe them. No torch here.
 
-A family is how its configuration reads as a `ModelSpec`, and where its tensors lie (`hf_names`). Defaults are
-those of its configuration class: files may leave them out.
+A family is how its configuration reads as a `ModelSpec`, what it stands for where a file says nothing
+(`hf_defaults`), and where its tensors lie (`hf_names`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.model import hf_names
+from engine.model import hf_defaults, hf_names
 from engine.model.hf_names import Names
 from engine.model.hf_rope import read_local_rope, read_rope
 from engine.model.spec import (
@@ -76,12 +76,12 @@ def spec_from_hf(config: Config) -> ModelSpec:
         "head_size": int(config.get("head_dim") or config["hidden_size"] // heads),
         "inner_size": int(config["intermediate_size"] or 4 * config["hidden_size"]),
         "context_len": int(config["max_position_embeddings"]),
-        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
-        "tied_head": bool(config.get("tie_word_embeddings", False)),
+        "norm_eps": float(config["rms_norm_eps"]),
+        "tied_head": bool(config["tie_word_embeddings"]),
     }
     own = family.read(config)
     if "activation" not in own:
-        own["activation"] = _activation(config.get("hidden_act", "silu"))
+        own["activation"] = _activation(config["hidden_act"])
     if "rope" not in own:
         own["rope"] = read_rope(config, common["head_size"])
     return ModelSpec(architecture=family.name, **(common | own))
@@ -93,7 +93,7 @@ def _llama(config: Config) -> Fields:
 
 
 def _mistral(config: Config) -> Fields:
-    return _window(config, _every)
+    return _window_of_all(config)
 
 
 def _qwen2(config: Config) -> Fields:
@@ -106,12 +106,17 @@ def _qwen3(config: Config) -> Fields:
 
 
 def _gemma(config: Config) -> Fields:
+    name = config["hidden_act"]
+    return _any_gemma(config, "gelu_pytorch_tanh" if name == "gelu" else name)  # as the first files have it
+
+
+def _any_gemma(config: Config, activation: str) -> Fields:
     bias = bool(config.get("attention_bias", False))
     return {
         "qkv_bias": bias,
         "output_bias": bias,
         "norm_from_one": True,
-        "activation": _activation(config.get("hidden_activation") or "gelu_pytorch_tanh"),
+        "activation": _activation(activation),
         "embedding_scale": int(config["hidden_size"]) ** 0.5,
     }
 
@@ -119,7 +124,7 @@ def _gemma(config: Config) -> Fields:
 def _gemma2(config: Config) -> Fields:
     require(not config.get("use_bidirectional_attention"), "attention in both directions")
     return {
-        **_gemma(config),
+        **_any_gemma(config, config["hidden_activation"] or "gelu_pytorch_tanh"),
         **_window(config, lambda layer: layer % 2 == 0),
         "post_norms": True,
         "attention_scale": float(config["query_pre_attn_scalar"]) ** -0.5,
@@ -135,13 +140,15 @@ def _gemma3(config: Config) -> Fields:
         **_gemma2(config),
         **_window(config, lambda layer: (layer + 1) % pattern != 0),
         "qk_norm": True,
+        "score_cap": None,  # its code doesn't look at it
         "rope": rope,
         "local_rope": local,
     }
 
 
 def _phi3(config: Config) -> Fields:
-    return _window(config, _every)
+    head_size = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    return _window_of_all(config) | {"rope": read_rope(config, head_size, may_be_partial=True)}
 
 
 def _gpt2(config: Config) -> Fields:
@@ -155,7 +162,6 @@ def _gpt2(config: Config) -> Fields:
         "output_bias": True,
         "mlp_bias": True,
         "norm": "layer",
-        "norm_eps": float(config["layer_norm_epsilon"]),
         "gated": False,
         "activation": _activation(config["activation_function"]),
     }
@@ -163,7 +169,7 @@ def _gpt2(config: Config) -> Fields:
 
 def _mixtral(config: Config) -> Fields:
     count, chosen = int(config["num_local_experts"]), int(config["num_experts_per_tok"])
-    return _window(config, _every) | {"experts": ExpertsSpec(count, chosen, int(config["intermediate_size"]))}
+    return _window_of_all(config) | {"experts": ExpertsSpec(count, chosen, int(config["intermediate_size"]))}
 
 
 def _qwen3_moe(config: Config) -> Fields:
@@ -177,15 +183,15 @@ def _qwen3_moe(config: Config) -> Fields:
         normalised=bool(config["norm_topk_prob"]),
         dense_layers=frozenset(i for i in range(layers) if i in listed or (i + 1) % step),
     )
-    windows = _window(config, _every) if config.get("use_sliding_window", False) else {}
+    windows = _window_of_all(config) if config["use_sliding_window"] else {}
     return _qwen3({**config, "use_sliding_window": False}) | windows | {"experts": experts}
 
 
 def _qwen_window(config: Config) -> Fields:
     """The first `max_window_layers` layers see all, unless `layer_types` says otherwise."""
-    if not config.get("use_sliding_window", False):
+    if not config["use_sliding_window"]:
         return {}
-    first = int(config.get("max_window_layers", 28))
+    first = int(config["max_window_layers"])
     return _window(config, lambda layer: layer >= first)
 
 
@@ -200,79 +206,42 @@ def _window(config: Config, is_local: Callable[[int], bool]) -> Fields:
     return {"local_layers": local, "local_window": int(window)} if local else {}
 
 
+def _window_of_all(config: Config) -> Fields:
+    """The window of families that have one in all layers or in none, and no `layer_types`."""
+    return _window({**config, "layer_types": None}, lambda layer: True)
+
+
 def _activation(name: str) -> Activation:
     require(name in _ACTIVATIONS, f"activation {name!r}")
     return _ACTIVATIONS[name]
 
 
-def _every(layer: int) -> bool:
-    return True
-
-
-_GEMMA2_DEFAULTS = {
-    "vocab_size": 256_000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-    "tie_word_embeddings": True,
-}
-_GEMMA3 = Family(
-    "gemma3",
-    _gemma3,
-    hf_names.GEMMA2,
-    _GEMMA2_DEFAULTS
-    | {
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-    },
-)
-_GPT2_DEFAULTS = {
-    "n_inner": None,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "tie_word_embeddings": True,
-}
+_GEMMA3 = Family("gemma3", _gemma3, hf_names.GEMMA2, hf_defaults.GEMMA3)
 _GPT2_SYNONYMS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
     "n_positions": "max_position_embeddings",
     "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "rms_norm_eps",
 }
 
 FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family("llama", _llama),
-    "MistralForCausalLM": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
-    "Qwen2ForCausalLM": Family("qwen2", _qwen2),
-    "Qwen3ForCausalLM": Family("qwen3", _qwen3),
-    "LlamaModel": Family("llama", _llama),
-    "MistralModel": Family("mistral", _mistral, defaults={"sliding_window": 4096}),
-    "Qwen2Model": Family("qwen2", _qwen2),
-    "Qwen3Model": Family("qwen3", _qwen3),
-    "GemmaForCausalLM": Family("gemma", _gemma, defaults={"head_dim": 256, "tie_word_embeddings": True}),
-    "Gemma2ForCausalLM": Family("gemma2", _gemma2, hf_names.GEMMA2, _GEMMA2_DEFAULTS),
+    "LlamaForCausalLM": Family("llama", _llama, defaults=hf_defaults.LLAMA),
+    "MistralForCausalLM": Family("mistral", _mistral, defaults=hf_defaults.MISTRAL),
+    "Qwen2ForCausalLM": Family("qwen2", _qwen2, defaults=hf_defaults.QWEN2),
+    "Qwen3ForCausalLM": Family("qwen3", _qwen3, defaults=hf_defaults.QWEN3),
+    "LlamaModel": Family("llama", _llama, defaults=hf_defaults.LLAMA),
+    "MistralModel": Family("mistral", _mistral, defaults=hf_defaults.MISTRAL),
+    "Qwen2Model": Family("qwen2", _qwen2, defaults=hf_defaults.QWEN2),
+    "Qwen3Model": Family("qwen3", _qwen3, defaults=hf_defaults.QWEN3),
+    "GemmaForCausalLM": Family("gemma", _gemma, defaults=hf_defaults.GEMMA),
+    "Gemma2ForCausalLM": Family("gemma2", _gemma2, hf_names.GEMMA2, hf_defaults.GEMMA2),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
-    "Phi3ForCausalLM": Family("phi3", _phi3, hf_names.PHI3),
-    "GPT2LMHeadModel": Family("gpt2", _gpt2, hf_names.GPT2, _GPT2_DEFAULTS, _GPT2_SYNONYMS),
-    "MixtralForCausalLM": Family("mixtral", _mixtral, hf_names.MIXTRAL),
-    "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe",
-        _qwen3_moe,
-        hf_names.QWEN3_MOE,
-        {"decoder_sparse_step": 1, "norm_topk_prob": False, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    ),
+    "Phi3ForCausalLM": Family("phi3", _phi3, hf_names.PHI3, hf_defaults.PHI3),
+    "GPT2LMHeadModel": Family("gpt2", _gpt2, hf_names.GPT2, hf_defaults.GPT2, _GPT2_SYNONYMS),
+    "MixtralForCausalLM": Family("mixtral", _mixtral, hf_names.MIXTRAL, hf_defaults.MIXTRAL),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", _qwen3_moe, hf_names.QWEN3_MOE, hf_defaults.QWEN3_MOE),
 }
 """By the name of the architecture; those without a head are for embeddings."""

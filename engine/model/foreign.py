@@ -8,6 +8,7 @@ outside, so it is tried out when the model is loaded.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -78,9 +79,18 @@ class _Echo(nn.Module):
     """A body that gives back what it gets, so that a model is nothing but its head."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
+        return _output_class()(last_hidden_state=inputs_embeds)
 
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+@cache
+def _output_class() -> Any:
+    """Of a body's output: with all that a head asks of one."""
+    from transformers.modeling_outputs import MoeModelOutputWithPast
+
+    class Output(MoeModelOutputWithPast):
+        cross_attentions = None
+
+    return Output
 
 
 def load_foreign(
@@ -107,7 +117,10 @@ def load_foreign(
     model.set_attn_implementation(ATTENTION)
     # Whatever the KV is to be kept as.
     trial = ForeignDecoder(model, spec, get_kernels(device, choice=config.kernels), dtype, vocab_size)
-    difference = ((_trial(trial, ids[0], device) - expected).abs().mean() / expected.std()).item()
+    try:
+        difference = ((_trial(trial, ids[0], device) - expected).abs().mean() / expected.std()).item()
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise UnsupportedModel(f"{reason}; nor can transformers' code serve it here: {error}") from error
     if not difference <= MOST_DIFFERENCE.get(dtype, MOST_ROUGH_DIFFERENCE):
         raise UnsupportedModel(
             f"{reason}; nor can transformers' code serve it here: with paged attention its logits differ from its own"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.model.families import family_of, spec_from_hf
-from engine.model.hf_names import HEADS, Checkpoint, Names
+from engine.model.hf_names import Checkpoint, Names, Place
 from engine.model.pooling_files import MODULES, read_pooling
 from engine.model.safetensors_file import SafetensorsFile
 from engine.model.spec import ForeignModel, ModelSpec, UnsupportedModel
@@ -20,6 +23,7 @@ from text.bundle import TextBundle
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+logger = logging.getLogger(__name__)
 
 
 class HFDirectory:
@@ -36,7 +40,27 @@ class HFDirectory:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UnsupportedModel(f"{self.path / 'config.json'} lacks what its architecture needs: {error}") from error
-        return replace(spec, tied_head=spec.tied_head or not any(head in self.tensor_files for head in HEADS))
+        return replace(spec, tied_head=self._is_tied(spec))
+
+    def _is_tied(self, spec: ModelSpec) -> bool:
+        """Whether the embedding is the head: the file's own head goes before what the configuration says, as in
+        `transformers` 5.
+        """
+        checkpoint = Checkpoint(self.names, spec, self.tensor_files)
+        head, embedding = (self._tensor(checkpoint.place(name)) for name in ("head", "embedding"))
+        if head is None:
+            return True
+        if not spec.tied_head or embedding is None:
+            return spec.tied_head
+        is_same = head.kind == embedding.kind and np.array_equal(head.data, embedding.data)
+        if not is_same:
+            logger.warning("%s says that the head is the embedding, but has another one, which serves", self.path)
+        return is_same
+
+    def _tensor(self, place: Place | None) -> StoredTensor | None:
+        """A whole tensor, if there is one."""
+        file = self.tensor_files.get(place.name) if place else None
+        return SafetensorsFile(file)[place.name] if place and file else None
 
     @property
     def names(self) -> Names:

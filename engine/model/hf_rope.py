@@ -11,12 +11,17 @@ from engine.model.spec import ForeignModel, Llama3Scaling, LongRopeScaling, Rope
 Config = Mapping[str, Any]
 
 
-def read_rope(config: Config, head_size: int) -> RopeSpec:
-    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before it)."""
+def read_rope(config: Config, head_size: int, *, may_be_partial: bool = False) -> RopeSpec:
+    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before it).
+
+    `may_be_partial`: whether heads may be turned in part without any scaling; most families' code turns all of them.
+    """
     rope = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
     rope |= config.get("rope_parameters") or {}
     for name in ("partial_rotary_factor", "original_max_position_embeddings", "max_position_embeddings"):
         rope.setdefault(name, config.get(name))
+    if not may_be_partial and _kind(rope) == "default":
+        rope["partial_rotary_factor"] = None
     return rope_of(rope, head_size)
 
 
@@ -33,7 +38,7 @@ def read_local_rope(config: Config, head_size: int) -> tuple[RopeSpec, RopeSpec]
 
 def rope_of(rope: Config, head_size: int) -> RopeSpec:
     """Rotary positions from their own parameters; those of the model are among them where they are needed."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = _kind(rope)
     theta = float(rope.get("rope_theta") or 10000.0)
     share = float(rope.get("partial_rotary_factor") or 1.0)
     rotated = None if share == 1.0 else int(head_size * share)
@@ -50,6 +55,10 @@ def rope_of(rope: Config, head_size: int) -> RopeSpec:
     raise ForeignModel(
         f"rope scaling of type {kind!r} is not supported; supported are linear, llama3, yarn and longrope"
     )
+
+
+def _kind(rope: Config) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def _llama3(rope: Config) -> Llama3Scaling:

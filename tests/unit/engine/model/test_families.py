@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import transformers
 
 from engine.model.families import FAMILIES, spec_from_hf
 from engine.model.hf_names import Checkpoint, Place
@@ -48,6 +49,37 @@ GEMMA3_4B: dict[str, Any] = {
 
 def hf(**changes: Any) -> ModelSpec:
     return spec_from_hf(HF | changes)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_file_leaves_out_is_what_transformers_takes(name: str) -> None:
+    whole = getattr(transformers, name).config_class().to_dict()
+    assert spec_from_hf({"architectures": [name]}) == spec_from_hf(whole | {"architectures": [name]})
+
+
+def test_mixtral_turns_its_heads_with_a_base_of_its_own() -> None:
+    assert spec_from_hf({"architectures": ["MixtralForCausalLM"]}).rope == RopeSpec(1_000_000.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("gelu", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("silu", "silu")]
+)
+def test_gemmas_activation_is_its_hidden_act(said: str, meant: str) -> None:
+    spec = spec_from_hf({"architectures": ["GemmaForCausalLM"], "hidden_act": said, "hidden_activation": None})
+    assert spec.activation == meant
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM"])
+def test_a_window_of_all_layers_heeds_no_layer_types(name: str) -> None:
+    spec = hf(architectures=[name], sliding_window=7, layer_types=["full_attention"] * 30)
+    assert (spec.local_window, len(spec.local_layers)) == (7, 30)
+
+
+@pytest.mark.parametrize(("name", "rotated"), [("LlamaForCausalLM", None), ("Phi3ForCausalLM", 32)])
+def test_only_some_families_turn_a_part_of_their_heads(name: str, rotated: int | None) -> None:
+    rope = hf(architectures=[name], partial_rotary_factor=0.5).rope
+    assert rope is not None
+    assert rope.rotated == rotated
 
 
 def test_qwen2_has_biases_on_qkv_only() -> None:
@@ -221,7 +253,7 @@ def test_another_architecture_is_foreign(changes: dict[str, Any], said: str) -> 
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope scaling of type 'dynamic'"),
         ({"num_key_value_heads": 2}, "9 attention heads can't share 2"),
         ({"head_dim": 63}, "even head size"),
-        ({"partial_rotary_factor": 0.3}, "19 of 64 components"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.3}, "19 of 64 components"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "both directions"),
         ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
         (

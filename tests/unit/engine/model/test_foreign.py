@@ -13,7 +13,7 @@ from engine.model import load_model
 from engine.model.foreign import ForeignDecoder
 from engine.model.spec import UnsupportedModel
 from engine.runner import TorchModel
-from tests.unit.engine.model.random_models import greedy_tokens, save_random_model
+from tests.unit.engine.model.random_models import GPT2, greedy_tokens, save_random_model
 from tests.unit.engine.stepping import Run, allocate, finish, prompts
 
 GPT_OSS = {
@@ -35,6 +35,9 @@ MODELS = [
     pytest.param("Starcoder2", {"sliding_window": 9}, id="starcoder2-window"),
     pytest.param("GptOss", GPT_OSS, id="gpt-oss-sinks"),
     pytest.param("DeepseekV3", LATENT, id="deepseek-narrow-values"),
+    pytest.param("GPT2", {**GPT2, "activation_function": "relu"}, id="gpt2-activation"),
+    pytest.param("GPT2", {**GPT2, "scale_attn_weights": False}, id="gpt2-unscaled"),
+    pytest.param("GPT2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, id="gpt2-scaled-by-layer"),
     pytest.param("Cohere", {"pad_token_id": 0, "logit_scale": 0.5}, id="cohere-logit-scale"),
 ]
 

@@ -102,6 +102,20 @@ class TestTensors:
         write(path, "config.json", config | {"tie_word_embeddings": False})
         assert HFDirectory(path).spec.tied_head
 
+    @pytest.mark.parametrize("is_same", [True, False])
+    def test_the_files_own_head_goes_before_what_the_config_says(
+        self, save_random: Save, caplog: pytest.LogCaptureFixture, is_same: bool
+    ) -> None:
+        model, path = save_random("Llama")
+        if is_same:
+            with torch.no_grad():
+                model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+            model.save_pretrained(path)
+        config = json.loads((path / "config.json").read_text())
+        write(path, "config.json", config | {"tie_word_embeddings": True})
+        assert HFDirectory(path).spec.tied_head is is_same
+        assert ("has another one" in caplog.text) is not is_same
+
     def test_pickles_are_refused_by_name(self, path: Path) -> None:
         (path / "model.safetensors").rename(path / "pytorch_model.bin")
         with pytest.raises(UnsupportedModel, match="pickles, which can run code"):
