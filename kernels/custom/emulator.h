@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -29,6 +30,11 @@
 #include <vector>
 
 #include "guarded.h"
+
+// An assertion of the kernel comes here, and not to the C library, which would end the process.
+extern "C" [[gnu::visibility("hidden"), noreturn]] void __assert_fail(const char*, const char*, unsigned,
+                                                                      const char*) noexcept;
+#include <cassert>
 
 #undef __global__
 #undef __device__
@@ -59,7 +65,7 @@ struct Index {
   unsigned x = 0, y = 0, z = 0;
 };
 
-enum Kind : int32_t { kFine, kAccess, kBarrier, kTrap, kOverwritten, kMemory };
+enum Kind : int32_t { kFine, kAccess, kBarrier, kTrap, kOverwritten, kMemory, kDivision, kAssertion };
 
 // What went wrong, and where. `tensor` is -1 outside of all, -2 for dynamic shared memory, -3 for a thread's stack.
 struct Report {
@@ -67,6 +73,7 @@ struct Report {
   uint32_t block, thread;
   int64_t offset_bytes;  // from the tensor's start
   uint64_t code_offset;  // of the instruction, in this library
+  const char* assertion;
 };
 
 struct Tensor {
@@ -106,7 +113,7 @@ struct Machine {
   int current = 0;
   int fresh = 0;
   volatile bool faulted = false;
-  struct sigaction old_segv, old_bus, old_ill;
+  struct sigaction old_segv, old_bus, old_ill, old_fpe;
 };
 
 inline Machine* machine = nullptr;
@@ -253,13 +260,14 @@ inline bool run_block() {
 inline void on_fault(int signal, siginfo_t* info, void* context) {
   if (machine == nullptr || !pthread_equal(pthread_self(), machine->runner)) {
     const struct sigaction& old = signal == SIGILL ? machine->old_ill
+                                  : signal == SIGFPE ? machine->old_fpe
                                   : signal == SIGBUS ? machine->old_bus
                                                      : machine->old_segv;
     sigaction(signal, &old, nullptr);  // not ours: it happens again, and is met by whoever was there before
     return;
   }
   Report& report = *machine->report;
-  report.kind = signal == SIGILL ? kTrap : kAccess;
+  report.kind = signal == SIGILL ? kTrap : signal == SIGFPE ? kDivision : kAccess;
   report.tensor = -1;
   uintptr_t code = 0;
 #if defined(__x86_64__)
@@ -273,7 +281,7 @@ inline void on_fault(int signal, siginfo_t* info, void* context) {
   Dl_info library;
   if (dladdr(reinterpret_cast<void*>(code), &library) != 0)
     report.code_offset = code - reinterpret_cast<uintptr_t>(library.dli_fbase);
-  if (signal != SIGILL) {
+  if (report.kind == kAccess) {
     for (size_t i = 0; i < machine->tensors.size(); i++)
       if (machine->tensors[i]->holds(info->si_addr)) {
         report.tensor = static_cast<int32_t>(i);
@@ -291,7 +299,19 @@ inline void on_fault(int signal, siginfo_t* info, void* context) {
   setcontext(&machine->scheduler);
 }
 
-// Takes the signals of bad accesses for as long as it lives.
+[[noreturn]] inline void fail_assertion(const char* assertion, unsigned line) {
+  if (machine == nullptr || !pthread_equal(pthread_self(), machine->runner)) std::abort();
+  Report& report = *machine->report;
+  report.kind = kAssertion;
+  report.assertion = assertion;
+  report.line = static_cast<int32_t>(line);
+  report.thread = static_cast<uint32_t>(machine->current);
+  machine->faulted = true;
+  setcontext(&machine->scheduler);
+  std::abort();
+}
+
+// Takes the signals of bad accesses and divisions for as long as it lives.
 class Handlers {
  public:
   Handlers() : stack_(SIGSTKSZ * 4) {
@@ -306,11 +326,13 @@ class Handlers {
     sigaction(SIGSEGV, &action, &machine->old_segv);
     sigaction(SIGBUS, &action, &machine->old_bus);
     sigaction(SIGILL, &action, &machine->old_ill);
+    sigaction(SIGFPE, &action, &machine->old_fpe);
   }
   ~Handlers() {
     sigaction(SIGSEGV, &machine->old_segv, nullptr);
     sigaction(SIGBUS, &machine->old_bus, nullptr);
     sigaction(SIGILL, &machine->old_ill, nullptr);
+    sigaction(SIGFPE, &machine->old_fpe, nullptr);
     sigaltstack(&old_stack_, nullptr);
   }
   Handlers(const Handlers&) = delete;
@@ -410,3 +432,7 @@ int32_t parameter_sizes(void (*)(A...), int32_t* sizes, int32_t most) {
 }
 
 }  // namespace headrace
+
+extern "C" inline void __assert_fail(const char* assertion, const char*, unsigned line, const char*) noexcept {
+  headrace::fail_assertion(assertion, line);
+}

@@ -44,14 +44,14 @@ extern "C" void headrace_run(const headrace::Tensor* tensors, int32_t tensor_cou
 
 
 class _Kind(IntEnum):
-    FINE, ACCESS, BARRIER, TRAP, OVERWRITTEN, MEMORY = range(6)
+    FINE, ACCESS, BARRIER, TRAP, OVERWRITTEN, MEMORY, DIVISION, ASSERTION = range(8)
 
 
 class _Report(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("kind", "writes", "tensor", "line", "other_line")),
         ("block", ctypes.c_uint32), ("thread", ctypes.c_uint32),
-        ("offset_bytes", ctypes.c_int64), ("code_offset", ctypes.c_uint64),
+        ("offset_bytes", ctypes.c_int64), ("code_offset", ctypes.c_uint64), ("assertion", ctypes.c_char_p),
     )  # fmt: skip
     kind: int
     writes: int
@@ -62,6 +62,7 @@ class _Report(ctypes.Structure):
     thread: int
     offset_bytes: int
     code_offset: int
+    assertion: bytes
 
 
 class _Tensor(ctypes.Structure):
@@ -133,9 +134,13 @@ class Emulator:
             )
         if report.kind == _Kind.OVERWRITTEN:
             return f"{place}: {name} wrote {self._target(report, held, shared_bytes)}"
+        if report.kind == _Kind.ASSERTION:
+            return f"{place}:{report.line}: {where} failed its assertion: {report.assertion.decode()}"
         place += f":{line}" if (line := self._line(report.code_offset)) is not None else ""
+        if report.kind == _Kind.DIVISION:
+            return f"{place}: {where} divided an integer by zero, of which a GPU makes any number"
         if report.kind == _Kind.TRAP:
-            return f"{place}: {where} used an index outside of an array of fixed size"
+            return f"{place}: {where} used an index outside of an array of fixed size, or did what has no meaning"
         did = {1: "wrote", 0: "read"}.get(report.writes, "touched")
         return f"{place}: {where} {did} {self._target(report, held, shared_bytes)}"
 

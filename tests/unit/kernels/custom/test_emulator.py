@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.custom import EmulationError
+from kernels.custom import CustomOp, EmulationError
 from tests.unit.kernels.custom.conftest import Make
 from tests.unit.kernels.custom.sources import ELEMENTS
 
@@ -61,6 +61,20 @@ def test_dynamic_shared_memory_has_an_end(body: Make) -> None:
     assert torch.equal(body(text, shared_bytes=1024)(V), V.flip(0))
     with pytest.raises(EmulationError, match=r"wrote byte 1008 of the dynamic shared memory, which has 1000"):
         body(text, shared_bytes=1000)(V)
+
+
+def test_an_integer_that_is_divided_by_zero_is_told(body: Make) -> None:
+    with pytest.raises(EmulationError, match=r":\d+: thread 0 of block 0 divided an integer by zero"):
+        body("y[i] = x[i] + i / (int)threadIdx.x;")(V)
+
+
+@pytest.mark.parametrize("include", ["", "#undef assert\n#include <assert.h>\n"])
+def test_an_assertion_that_fails_is_told(tmp_path: Path, include: str) -> None:
+    path = tmp_path / "asserting.cu"
+    path.write_text(include + ELEMENTS % "assert(i != 7 && i >= 0); y[i] = x[i];")
+    told = r"asserting.cu:\d+: thread 7 of block 0 failed its assertion: i != 7 && i >= 0"
+    with pytest.raises(EmulationError, match=told):
+        CustomOp(path)(V)
 
 
 def test_what_isnt_written_is_no_number(body: Make) -> None:
