@@ -17,6 +17,8 @@ from engine.executor import ModelFailed
 
 LEAVE_S = 5.0
 """How long a rank may take to leave before it is killed."""
+NOTICE_S = 1.0
+"""How long after the first sign of a loss it may show that a process has ended: that says more than others' errors."""
 
 
 class RankLost(RuntimeError):
@@ -69,6 +71,8 @@ class Ranks:
         self._listeners: list[Callable[[str], None]] = []
         self._lock = threading.Lock()
         self._started = threading.Event()
+        self._ended = threading.Event()
+        """One of them."""
         self._failure: OSError | None = None
         self._watcher = threading.Thread(target=self._watch, args=(count,), name="ranks", daemon=True)
         self._watcher.start()
@@ -128,7 +132,9 @@ class Ranks:
         return found
 
     def lose(self, what: str) -> None:
-        """Give the ranks up. Raises ModelFailed."""
+        """Give the ranks up. Raises ModelFailed: with `what` was seen, or with how a rank's process ended."""
+        if not self._closing:
+            self._ended.wait(NOTICE_S)
         self._note_loss(what)
         self._check()
 
@@ -171,6 +177,7 @@ class Ranks:
                 status = rank.process.wait()
                 by = f"by signal {-status}" if status < 0 else f"with status {status}"
                 self._note_loss(f"rank {rank.number} (process {rank.process.pid}) ended {by}")
+                self._ended.set()
 
 
 def _start(number: int) -> _Rank:

@@ -201,6 +201,8 @@ class TestLoss:
         assert not thread.healthy
         assert {(output.finish_reason, output.error_code) for output in outputs} == {(FinishReason.ERROR, ENGINE_ERROR)}
         assert "the model's ranks are of no use any more" in str(outputs[0].error)
+        told = f"rank 1 (process {model.process_ids[0]}) ended by signal 9"
+        assert (told in str(thread.stats().failure)) is (number == signal.SIGKILL)
         thread.stop()
 
     @pytest.mark.slow
