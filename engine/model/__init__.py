@@ -34,14 +34,20 @@ ModelFiles = GGUFFile | HFDirectory
 
 def load_model(config: EngineConfig) -> Model:
     """Load the model that `config` names, and the one that guesses for it, if it names one."""
-    target = load_one(config)
     if config.speculative_model is None:
-        return target
+        return load_one(config)
     from engine.drafted import DraftedModel
 
+    try:
+        drafting = draft_config(config, config.speculative_model)
+        if not is_fake(drafting.model):
+            open_files(drafting)
+    except ValueError as error:
+        raise type(error)(f"speculative_model: {error}") from error
+    target = load_one(config)
     draft: Model | None = None
     try:
-        draft = load_one(draft_config(config, config.speculative_model))
+        draft = load_one(drafting)
         return DraftedModel(target, draft, config)
     except BaseException:
         target.close()

@@ -21,6 +21,7 @@ from engine.drafting import PROBE_EVERY
 from engine.engine import Engine
 from engine.fake import FakeModel, fake_text, fake_token
 from engine.model import load_model
+from engine.model.catalog import ModelNotFound
 from engine.request import EngineRequest
 from kernels.sampling import Sampled
 from tests.unit.engine.bench import Bench
@@ -181,6 +182,10 @@ class TestWhere:
 
 
 class TestRefusals:
+    def test_a_model_that_isn_t_there_is_told_before_the_other_is_loaded(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelNotFound, match="speculative_model: No model '/nowhere'"):
+            load_model(EngineConfig("/nor/this", cache=tmp_path, speculative_model="/nowhere"))
+
     def test_another_vocabulary(self) -> None:
         text = fake_text()
         other = replace(text, tokenizer_json=text.tokenizer_json.replace("<|tool|>", "<|other|>"))
