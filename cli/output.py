@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from enum import IntEnum
 from typing import Any
 
@@ -73,7 +74,7 @@ def _known(error: Exception) -> Failure | None:
             case "pydantic_core._pydantic_core.ValidationError":
                 return _settings_failure(error)
             case "pydantic_settings.exceptions.SettingsError":
-                return Failure(f"the settings: {first_line(error)}", "nested settings are JSON", Exit.USAGE)
+                return _json_failure(error)
             case "yaml.error.MarkedYAMLError":
                 return _file_failure(error)
             case "yaml.error.YAMLError":
@@ -99,6 +100,15 @@ def _known(error: Exception) -> Failure | None:
                     "check HEADRACE_REDIS_URL (or REDIS_URL); `headrace doctor` tells more",
                 )
     return None
+
+
+def _json_failure(error: Exception) -> Failure:
+    """A variable that should hold JSON and holds something else: named by what it holds."""
+    held = getattr(error.__cause__, "doc", None)
+    names = [name for name, value in os.environ.items() if name.upper().startswith("HEADRACE_") and value == held]
+    if not names:
+        return Failure(f"the settings: {first_line(error)}", "nested settings are JSON", Exit.USAGE)
+    return Failure(f"{' and '.join(names)}: no JSON: {error.__cause__}", 'such as {"name": "value"}', Exit.USAGE)
 
 
 def _settings_failure(error: Any) -> Failure:

@@ -278,11 +278,12 @@ def test_a_settings_file_that_holds_no_settings_is_named(tmp_path: Path, text: b
     assert "headrace.yaml: it " in result.stderr
 
 
-def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_API", "{")
+@pytest.mark.parametrize(("name", "value"), [("HEADRACE_API", "{"), ("HEADRACE_MODEL__ADAPTERS", "notjson")])
+def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
     result = runner.invoke(app, ["config"])
     assert result.exit_code == Exit.USAGE
-    assert "api" in result.stderr
+    assert f"error: {name}: no JSON: Expecting" in result.stderr
 
 
 @pytest.mark.parametrize("service", ["api", "flower"])
