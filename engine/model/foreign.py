@@ -140,7 +140,7 @@ def _load(directory: HFDirectory, reason: ForeignModel, dtype: torch.dtype) -> A
     try:
         settings = AutoConfig.from_pretrained(directory.path, trust_remote_code=False)
         kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(settings), None)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # of its own kinds, beside ValueError and OSError
         raise UnsupportedModel(f"{reason}; nor has transformers code for it: {error}") from error
     if kind is None or kind.__name__ not in (settings.architectures or []):
         raise UnsupportedModel(f"{reason}; nor does transformers know it as a model that generates text")
