@@ -1,6 +1,6 @@
-"""The whole suite in two lanes side by side: one computes, the other waits for processes, and then helps the first one.
+"""The whole suite in three lanes side by side: two compute, the last waits for processes, and then helps the others.
 
-`python -m tests.lanes` shows the first lane while it runs, and then the other one. Arguments go to every pytest.
+`python -m tests.lanes` shows the first lane while it runs, and then the others. Arguments go to every pytest.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from types import FrameType
 
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 PROCESSES = ("tests/integration", "tests/faults")
-KERNELS = "tests/unit/kernels"
+TRITON = "tests/unit/kernels/triton"
 ON_SERVERS = ("--database", "postgres", "--broker", "redis")
 LANES = {
+    "what is interpreted, and compiled for GPUs": [(TRITON,)],
     "what computes, then jobs on Redis and PostgreSQL": [
-        (KERNELS,),
-        ("tests", *(f"--ignore={place}" for place in (*PROCESSES, KERNELS))),
+        ("tests", *(f"--ignore={place}" for place in (*PROCESSES, TRITON))),
         ("tests/unit/ledger", *ON_SERVERS),
         ("tests/integration", *ON_SERVERS),
     ],
