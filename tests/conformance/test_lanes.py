@@ -26,25 +26,39 @@ def start(lanes: dict[str, list[str]]) -> subprocess.Popen[str]:
     )
 
 
-def test_one_lane_is_shown_after_the_other() -> None:
-    process = start({"a": ["print('a1')", "time.sleep(0.5); print('a2')"], "b": ["print('b1')", "print('b2')"]})
+class Sign:
+    """What one lane's program gives, and another's waits for."""
+
+    def __init__(self, place: Path) -> None:
+        file = f"pathlib.Path({str(place / 'sign')!r})"
+        self.give, self.wait = f"{file}.touch()\n", f"while not {file}.exists(): time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def sign(tmp_path: Path) -> Sign:
+    return Sign(tmp_path)
+
+
+def test_one_lane_is_shown_after_the_other(sign: Sign) -> None:
+    last = sign.give + "time.sleep(0.5); print('a2')"
+    process = start({"a": ["print('a1')", last], "b": [sign.wait + "print('b1')", "print('b2')"]})
     told, _ = process.communicate(timeout=30)
     assert told.split() == ["a1", "a2", "==", "b", "b1", "b2"]
     assert process.returncode == 0
 
 
-def test_a_lane_that_is_done_takes_the_last_of_what_the_other_has_left(tmp_path: Path) -> None:
-    taken = f"pathlib.Path({str(tmp_path / 'taken')!r})"
-    first = f"while not {taken}.exists(): time.sleep(0.01)\nprint('a1')"
-    process = start({"a": [first, "print('a2')", f"{taken}.touch(); print('a3'); time.sleep(1)"], "b": ["print('b1')"]})
+def test_a_lane_that_is_done_takes_the_last_of_what_the_other_has_left(sign: Sign) -> None:
+    last = sign.give + "print('a3'); time.sleep(1)"
+    process = start({"a": [sign.wait + "print('a1')", "print('a2')", last], "b": ["print('b1')"]})
     told, _ = process.communicate(timeout=30)
     assert told.split() == ["a1", "a2", "==", "b", "b1", "a3"]
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("at", ["a", "b"])
-def test_a_failure_in_any_lane_is_told_and_the_rest_still_runs(at: str) -> None:
-    process = start({name: ["sys.exit(3)" if name == at else "0", f"print('{name}2')"] for name in "ab"})
+def test_a_failure_in_any_lane_is_told_and_the_rest_still_runs(at: str, sign: Sign) -> None:
+    first = {name: "sys.exit(3)" if name == at else "0" for name in "ab"}
+    process = start({"a": [first["a"], sign.give + "print('a2')"], "b": [sign.wait + first["b"], "print('b2')"]})
     told, _ = process.communicate(timeout=30)
     assert told.split() == ["a2", "==", "b", "b2"]
     assert process.returncode == 3
