@@ -5,6 +5,10 @@
 // never wait share one stack.
 #pragma once
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-isolate-erroneous-paths-dereference")  // else divisions by zero become traps
+#endif
+
 #if __has_include(<cuda_runtime.h>)
 #include <cuda_runtime.h>
 #endif

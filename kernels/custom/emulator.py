@@ -138,9 +138,9 @@ class Emulator:
             return f"{place}:{report.line}: {where} failed its assertion: {report.assertion.decode()}"
         place += f":{line}" if (line := self._line(report.code_offset)) is not None else ""
         if report.kind == _Kind.DIVISION:
-            return f"{place}: {where} divided an integer by zero, of which a GPU makes any number"
+            return f"{place}: {where} divided an integer by zero, or the lowest one by -1; a GPU makes any number of it"
         if report.kind == _Kind.TRAP:
-            return f"{place}: {where} used an index outside of an array of fixed size, or did what has no meaning"
+            return f"{place}: {where} did what has no meaning, such as an index outside of an array of fixed size"
         did = {1: "wrote", 0: "read"}.get(report.writes, "touched")
         return f"{place}: {where} {did} {self._target(report, held, shared_bytes)}"
 

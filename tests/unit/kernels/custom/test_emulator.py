@@ -30,11 +30,11 @@ V = torch.arange(256.0)
         ("*(int*)8 = 3;", r"thread 0 of block 0 wrote an address that is in none of its tensors"),
         (
             "__shared__ float s[16]; s[threadIdx.x] = 1; y[i] = s[0];",
-            r"thread 16 of block 0 used an index outside of an",
+            r"thread 16 of block 0 did what has no meaning, such as an index outside of an array",
         ),
         (
             "float v[9]; for (int k = 0; k <= n; k++) v[k] = x[0]; y[i] = v[n % 9];",
-            r"used an index outside of an array",
+            r"such as an index outside of an array",
         ),
         ("float v[99999]; for (int k = 0; k < n; k++) v[k * 9] = x[k]; y[i] = v[i];", r"past the 256 KiB"),
         ("if (i < 9) __syncthreads(); else {\n __syncthreads();\n} y[i] = 1;", r"never meet: .*line 3 and line 4"),
@@ -63,9 +63,22 @@ def test_dynamic_shared_memory_has_an_end(body: Make) -> None:
         body(text, shared_bytes=1000)(V)
 
 
-def test_an_integer_that_is_divided_by_zero_is_told(body: Make) -> None:
-    with pytest.raises(EmulationError, match=r":\d+: thread 0 of block 0 divided an integer by zero"):
-        body("y[i] = x[i] + i / (int)threadIdx.x;")(V)
+@pytest.mark.parametrize(
+    "value",
+    ["i / (int)threadIdx.x", "i % (unsigned)x[i]", "i / (n - n)", "(-2147483647 - n / 256) / ((int)x[i] - 1)"],
+    ids=["quotient", "remainder", "seen by the compiler", "the lowest by -1"],
+)
+def test_a_division_of_integers_without_a_result_is_told(body: Make, value: str) -> None:
+    told = r"own\.cu:3: thread 0 of block 0 divided an integer by zero, or the lowest one by -1"
+    bad = body(f"y[i] = x[i] + {value};")
+    for _ in range(3):
+        with pytest.raises(EmulationError, match=told):
+            bad(V)
+
+
+def test_a_trap_is_told_for_what_it_is(body: Make) -> None:
+    with pytest.raises(EmulationError, match=r"thread 3 of block 0 did what has no meaning"):
+        body("if (i == 3) __builtin_trap(); y[i] = 1;")(V)
 
 
 @pytest.mark.parametrize("include", ["", "#undef assert\n#include <assert.h>\n"])
