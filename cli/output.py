@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from enum import IntEnum
+from itertools import takewhile
 from typing import Any
 
 import typer
@@ -113,12 +115,27 @@ def _json_failure(error: Exception) -> Failure:
 
 def _settings_failure(error: Any) -> Failure:
     title = str(error.title)
-    lines = [f"{'.'.join(str(part) for part in item['loc']) or title}: {_fault(item)}" for item in error.errors()]
+    lines = [f"{_setting(item['loc']) or title}: {_fault(item)}" for item in error.errors()]
     if not title.endswith("Settings"):
         return Failure(f"{title}: " + "; ".join(lines), code=Exit.USAGE)
-    variables = {"HEADRACE_" + "__".join(str(part) for part in item["loc"]).upper() for item in error.errors()}
+    variables = {_variable(item["loc"]) for item in error.errors()}
     hint = f"it comes from the command line, {' or '.join(sorted(variables))}, or headrace.yaml"
     return Failure("the settings: " + "; ".join(lines), hint, Exit.USAGE)
+
+
+def _setting(place: tuple[int | str, ...]) -> str:
+    """A setting's name; a name in a table that can't be one is quoted."""
+    if place[-1:] == ("[key]",):
+        return f"{'.'.join(map(str, place[:-2]))}: the name {str(place[-2])!r}"
+    return ".".join(map(str, place))
+
+
+def _variable(place: tuple[int | str, ...]) -> str:
+    """The variable that a setting can come from: that of the table for a name that no variable can have."""
+    if place[-1:] == ("[key]",):
+        place = place[:-2]
+    parts = takewhile(lambda part: re.fullmatch(r"\w+", str(part), re.ASCII), place)
+    return "HEADRACE_" + "__".join(map(str, parts)).upper()
 
 
 def _fault(item: Any) -> str:

@@ -151,7 +151,7 @@ class Ranks:
 
     def _check(self) -> None:
         if self._lost is not None:
-            raise ModelFailed(f"the model's ranks are of no use any more: {self._lost}")
+            raise ModelFailed(f"the model's ranks are of no use any more: {self._lost}") from None
 
     def _note_loss(self, what: str) -> None:
         with self._lock:

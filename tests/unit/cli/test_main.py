@@ -286,6 +286,16 @@ def test_a_setting_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, nam
     assert f"error: {name}: no JSON: Expecting" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["", "a b"])
+def test_a_table_s_name_that_can_t_be_one_is_told_with_the_table_s_variable(tmp_path: Path, name: str) -> None:
+    (tmp_path / "headrace.yaml").write_text(f'model: {{adapters: {{"{name}": /x}}}}')
+    result = runner.invoke(app, ["config"])
+    told = " ".join(result.stderr.split())
+    assert result.exit_code == Exit.USAGE
+    assert f"model.adapters: the name '{name}': String should match" in told
+    assert "HEADRACE_MODEL__ADAPTERS, or" in told
+
+
 @pytest.mark.parametrize("service", ["api", "flower"])
 def test_a_taken_port_is_told_in_words(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:9/0")

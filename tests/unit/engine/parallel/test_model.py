@@ -182,7 +182,11 @@ class TestLoss:
     @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
     def test_a_process_that_dies_or_hangs_ends_the_engine(
-        self, config: Callable[..., EngineConfig], load: Callable[..., ParallelModel], number: signal.Signals
+        self,
+        config: Callable[..., EngineConfig],
+        load: Callable[..., ParallelModel],
+        number: signal.Signals,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """In the middle of requests; nothing hangs, and every request is told.
 
@@ -203,6 +207,9 @@ class TestLoss:
         assert "the model's ranks are of no use any more" in str(outputs[0].error)
         told = f"rank 1 (process {model.process_ids[0]}) ended by signal 9"
         assert (told in str(thread.stats().failure)) is (number == signal.SIGKILL)
+        [logged] = [record for record in caplog.records if record.exc_info]
+        assert logged.exc_text is not None
+        assert logged.exc_text.count("Traceback") == 1
         thread.stop()
 
     @pytest.mark.slow

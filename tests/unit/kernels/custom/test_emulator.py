@@ -26,6 +26,7 @@ V = torch.arange(256.0)
         ("y[i] = x[i + 1];", r"own\.cu:3: thread 255 of block 0 read element 256 of x, which has 256"),
         ("y[i - 1] = x[i];", r"own\.cu: own wrote element -1 of y, which has 256"),
         ("y[i * 100000] = 1;", r"thread 1 of block 0 wrote element 100000 of y, which has 256"),
+        ("y[i - 2147483647 - 1] = 1;", r"thread 0 of block 0 wrote element -2147483648 of y, which has 256"),
         ("((float*)x)[i] = 1;", r"thread 0 of block 0 wrote to x, which the signature says is only read"),
         ("*(int*)8 = 3;", r"thread 0 of block 0 wrote an address that is in none of its tensors"),
         (
@@ -88,6 +89,31 @@ def test_an_assertion_that_fails_is_told(tmp_path: Path, include: str) -> None:
     told = r"asserting.cu:\d+: thread 7 of block 0 failed its assertion: i != 7 && i >= 0"
     with pytest.raises(EmulationError, match=told):
         CustomOp(path)(V)
+
+
+LIMITED = """import resource, sys, torch
+from kernels.custom import CustomOp, EmulationError, op
+op.find_compiler = lambda: None
+own = CustomOp(sys.argv[1])
+with open("/proc/self/statm") as held:
+    used = int(held.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), -1))
+try:
+    own(torch.zeros(256))
+except EmulationError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_with_few_addresses_has_smaller_guards(tmp_path: Path) -> None:
+    path = tmp_path / "own.cu"
+    path.write_text(ELEMENTS % "y[i + 10000000] = 1;")
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)],
+        cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "wrote element 10000000 of y" in done.stdout
 
 
 def test_what_isnt_written_is_no_number(body: Make) -> None:
